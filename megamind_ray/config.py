@@ -1,0 +1,281 @@
+"""The one configuration tree. The environment is read here and nowhere else.
+
+Order, later wins: defaults, a TOML file, ``MEGAMIND_*`` variables (``MEGAMIND_IO_CHUNK_BYTES`` is ``io.chunk_bytes``),
+arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from megamind_ray.errors import RequestError
+from megamind_ray.units import GIB, KIB, MIB, format_bytes, parse_bytes
+
+__all__ = [
+    "Config",
+    "DeadlineConfig",
+    "IoConfig",
+    "LoadConfig",
+    "PlacementConfig",
+    "PlanConfig",
+    "PoolConfig",
+    "RetryConfig",
+    "RoutingConfig",
+    "load_config",
+]
+
+
+def _require(ok: bool, field_name: str, value: object, remedy: str) -> None:
+    if not ok:
+        raise RequestError(f"config {field_name} = {value!r}: {remedy}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IoConfig:
+    """Reading from storage.
+
+    Attributes:
+        chunk_bytes: Unit of checksum and retry; a sidecar's value goes before it.
+        extent_bytes: Longest contiguous read.
+        max_gap_bytes: Gaps between demanded ranges up to this size are read over.
+        read_threads: Reads in flight per process.
+    """
+
+    chunk_bytes: int = 8 * MIB
+    extent_bytes: int = 32 * MIB
+    max_gap_bytes: int = 4 * KIB
+    read_threads: int = 4
+
+    def __post_init__(self) -> None:
+        _require(
+            64 * KIB <= self.chunk_bytes <= GIB and self.chunk_bytes % (4 * KIB) == 0,
+            "io.chunk_bytes",
+            self.chunk_bytes,
+            "take a multiple of 4 KiB from 64 KiB to 1 GiB (8-12 MiB is good)",
+        )
+        _require(
+            self.extent_bytes >= self.chunk_bytes,
+            "io.extent_bytes",
+            self.extent_bytes,
+            f"must be at least io.chunk_bytes = {format_bytes(self.chunk_bytes)}",
+        )
+        _require(0 <= self.max_gap_bytes <= self.chunk_bytes, "io.max_gap_bytes", self.max_gap_bytes, "0 to a chunk")
+        _require(1 <= self.read_threads <= 256, "io.read_threads", self.read_threads, "take 1 to 256 threads")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryConfig:
+    """Retries of one chunk on one node: exponential back-off with jitter."""
+
+    attempts: int = 4
+    first_wait_s: float = 0.1
+    max_wait_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.attempts <= 20, "retry.attempts", self.attempts, "take 1 to 20")
+        _require(
+            0 <= self.first_wait_s <= self.max_wait_s,
+            "retry.first_wait_s",
+            self.first_wait_s,
+            "must be from 0 to retry.max_wait_s",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolConfig:
+    """Use of the object store.
+
+    Attributes:
+        max_fraction: Share of a node's object store that blocks may take, replicas included.
+        keep_fraction: Share of that which kept blocks may take; the rest stays for streaming.
+    """
+
+    max_fraction: float = 0.75
+    keep_fraction: float = 0.8
+
+    def __post_init__(self) -> None:
+        _require(
+            0 < self.max_fraction <= 0.75, "pool.max_fraction", self.max_fraction, "take more than 0, at most 0.75"
+        )
+        _require(0 <= self.keep_fraction <= 0.95, "pool.keep_fraction", self.keep_fraction, "take 0 to 0.95")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanConfig:
+    """Limits of the parallel plan.
+
+    Attributes:
+        max_replicated_share: A plan that replicates more of the checkpoint's bytes for want of a rule is refused.
+        alignment_bytes: Alignment of each view in the arena.
+    """
+
+    max_replicated_share: float = 0.30
+    alignment_bytes: int = 256
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.max_replicated_share <= 1,
+            "plan.max_replicated_share",
+            self.max_replicated_share,
+            "take a share from 0 to 1",
+        )
+        _require(
+            self.alignment_bytes >= 16 and self.alignment_bytes.bit_count() == 1,
+            "plan.alignment_bytes",
+            self.alignment_bytes,
+            "take a power of two of 16 or more",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacementConfig:
+    """Which policy puts coordinates on GPUs: ``best_fit`` or ``first_fit``."""
+
+    policy: str = "best_fit"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingConfig:
+    """Which policy gives extents to readers and routes.
+
+    Attributes:
+        policy: ``balanced``.
+        force_pool: Send every byte through the pool, also those that one rank alone needs.
+        min_direct_bytes: An extent of one rank is read by that rank itself from this size on.
+    """
+
+    policy: str = "balanced"
+    force_pool: bool = False
+    min_direct_bytes: int = 1 * MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadConfig:
+    """Behaviour under faults.
+
+    Attributes:
+        max_worker_restarts: Replacements of one rank in one load.
+    """
+
+    max_worker_restarts: int = 2
+
+    def __post_init__(self) -> None:
+        _require(self.max_worker_restarts >= 0, "load.max_worker_restarts", self.max_worker_restarts, "take 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadlineConfig:
+    """Every wait has one (docs/design/0001)."""
+
+    poll_s: float = 5.0
+    call_s: float = 30.0
+    actor_start_s: float = 120.0
+    stall_s: float = 120.0
+    close_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            _require(0 < value < 86400, f"deadlines.{item.name}", value, "take more than 0 s and less than a day")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """All settings."""
+
+    io: IoConfig = field(default_factory=IoConfig)
+    retry: RetryConfig = field(default_factory=RetryConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+    deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
+
+
+ENV_PREFIX = "MEGAMIND_"
+# Variables with the prefix that are not settings of this tree: the file itself, and switches of the test suite.
+_RESERVED = ("MEGAMIND_CONFIG", "MEGAMIND_REQUIRE_", "MEGAMIND_TEST_")
+
+
+def load_config(
+    path: str | Path | None = None,
+    overrides: Mapping[str, Mapping[str, object]] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Builds the configuration.
+
+    Args:
+        path: TOML file; default is ``$MEGAMIND_CONFIG`` where set.
+        overrides: By section and field; goes before file and environment.
+        environ: In place of the process's environment (for tests).
+
+    Raises:
+        RequestError: No such file, a key that is not known, or a value that is not allowed.
+    """
+    env = os.environ if environ is None else environ
+    values: dict[str, dict[str, object]] = {}
+    source = path if path is not None else env.get("MEGAMIND_CONFIG")
+    if source is not None:
+        _merge(values, _read_toml(Path(source)), str(source))
+    _merge(values, _from_environ(env), "environment")
+    _merge(values, overrides or {}, "arguments")
+    sections = get_type_hints(Config)
+    return Config(**{name: sections[name](**fields) for name, fields in values.items()})
+
+
+def _read_toml(path: Path) -> Mapping[str, Mapping[str, object]]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"config file {path}: cannot be read ({error})") from error
+
+
+def _from_environ(env: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    values: dict[str, dict[str, object]] = {}
+    for key, value in env.items():
+        if not key.startswith(ENV_PREFIX) or key.startswith(_RESERVED):
+            continue
+        section, _, name = key.removeprefix(ENV_PREFIX).lower().partition("_")
+        values.setdefault(section, {})[name] = value
+    return values
+
+
+def _merge(values: dict[str, dict[str, object]], new: Mapping[str, Mapping[str, object]], origin: str) -> None:
+    sections = get_type_hints(Config)
+    for section, fields in new.items():
+        if section not in sections:
+            raise RequestError(
+                f"{origin}: no section {section!r} in the configuration; there are {', '.join(sections)}"
+            )
+        if not isinstance(fields, Mapping):
+            raise RequestError(f"{origin}: {section} = {fields!r} must be a section with settings")
+        hints = get_type_hints(sections[section])
+        for name, value in fields.items():
+            if name not in hints:
+                raise RequestError(f"{origin}: no setting {section}.{name}; there are {', '.join(hints)}")
+            values.setdefault(section, {})[name] = _convert(value, hints[name], f"{origin}: {section}.{name}")
+
+
+def _convert(value: object, kind: Any, what: str) -> object:
+    """A TOML or text value as the field's type; byte sizes may carry a unit."""
+    if kind is int and what.endswith("_bytes"):
+        return parse_bytes(int(value) if isinstance(value, str) and value.isdigit() else value, what=what)  # type: ignore[arg-type]
+    if kind is bool and isinstance(value, str) and value.lower() in ("0", "1", "true", "false"):
+        return value.lower() in ("1", "true")
+    if kind in (int, float) and isinstance(value, str):
+        try:
+            return kind(value)
+        except ValueError as error:
+            raise RequestError(f"{what} = {value!r}: not a number") from error
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise RequestError(f"{what} = {value!r}: must be of type {kind.__name__}")
+    return value

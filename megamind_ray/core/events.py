@@ -1,0 +1,105 @@
+"""What can happen to a load (docs/design/0001)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
+from megamind_ray.errors import MegamindError
+
+__all__ = [
+    "AgentLost",
+    "CancelRequested",
+    "DeadlinePassed",
+    "Event",
+    "ExtentFailed",
+    "LoadStarted",
+    "RankDone",
+    "RankFailed",
+    "WorkerLost",
+    "WorkerReady",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadStarted:
+    """The plan is valid and all workers and agents answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """The actor of a rank died, or was silent past its deadline."""
+
+    rank: Rank
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
+    """A new actor of a rank answered; its arena is empty."""
+
+    rank: Rank
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDone:
+    """Every byte of a rank arrived once and was verified."""
+
+    rank: Rank
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailed:
+    """A rank cannot go on, and another try would not help."""
+
+    rank: Rank
+    generation: Generation
+    error: MegamindError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtentFailed:
+    """A node (its agent, or a rank on it for a direct extent) gave up on an extent after its own retries."""
+
+    extent: ExtentId
+    node: NodeId
+    error: MegamindError
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLost:
+    """The agent of a node died, or was silent past its deadline."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested:
+    """The user, or the end of the driver."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlinePassed:
+    """The load, or a phase of it, took longer than allowed."""
+
+    what: str
+
+
+Event = (
+    LoadStarted
+    | WorkerLost
+    | WorkerReady
+    | RankDone
+    | RankFailed
+    | ExtentFailed
+    | AgentLost
+    | CancelRequested
+    | DeadlinePassed
+)

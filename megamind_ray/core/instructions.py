@@ -1,0 +1,74 @@
+"""What the planner is told to do about an event (docs/design/0001)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
+from megamind_ray.core.report import Fault
+from megamind_ray.errors import MegamindError
+
+__all__ = [
+    "AbortLoad",
+    "CompleteLoad",
+    "Instruction",
+    "ReadAgain",
+    "RecordFault",
+    "ReplaceWorker",
+    "StartRank",
+    "StartReads",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReads:
+    """Hand a node agent its program."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRank:
+    """Hand a worker its program."""
+
+    rank: Rank
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceWorker:
+    """Create a new actor on the same GPU; it answers with ``WorkerReady`` of this generation."""
+
+    rank: Rank
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAgain:
+    """Read extents on a node once more, and publish only the blocks that these ranks consume, to these ranks only."""
+
+    node: NodeId
+    extents: tuple[ExtentId, ...]
+    ranks: tuple[Rank, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordFault:
+    """A line for the report; the planner adds the time."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteLoad:
+    """All ranks are done: publish the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortLoad:
+    """Stop readers and ranks, give back blocks and arenas, raise the error."""
+
+    error: MegamindError
+
+
+Instruction = StartReads | StartRank | ReplaceWorker | ReadAgain | RecordFault | CompleteLoad | AbortLoad

@@ -1,0 +1,202 @@
+"""A plan: every transfer of a load, as Arrow tables. Pure data; it is made in ``planning`` and rendered in ``report``.
+
+Tables (one row per ...):
+
+- ``files``: data file. ``tensors``: module tensor. ``ranks``: rank of the mesh.
+- ``views``: tensor that a rank holds, with its place in the rank's arena.
+- ``extents``: contiguous read from storage. ``blocks``: object cut from an extent for a set of ranks.
+- ``consumers``: (set of ranks, rank). ``segments``: strided piece of a block.
+
+How they hang together, and where checksums are made: docs/design/0004.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megamind_ray.core.parallel import Parallel
+from megamind_ray.errors import RequestError
+
+__all__ = ["DIRECT", "POOL", "SCHEMA", "TABLES", "Plan"]
+
+SCHEMA = "megamind.plan/1"
+DIRECT = "direct"
+POOL = "pool"
+
+_I32, _I64, _TEXT = pa.int32(), pa.int64(), pa.string()
+_WORD = pa.dictionary(pa.int32(), pa.string())
+
+TABLES: Mapping[str, pa.Schema] = {
+    "files": pa.schema(
+        [("file", _I32), ("path", _TEXT), ("size_bytes", _I64), ("mtime_ns", _I64), ("data_begin", _I64)]
+    ),
+    "tensors": pa.schema(
+        [
+            ("tensor", _I32),
+            ("name", _TEXT),
+            ("dtype", _WORD),
+            ("shape", pa.list_(_I64)),
+            ("nbytes", _I64),
+            ("placement", _WORD),
+            ("reason", _WORD),
+            ("replicated", pa.bool_()),
+        ]
+    ),
+    "ranks": pa.schema(
+        [
+            ("rank", _I32),
+            ("pp", _I32),
+            ("dp", _I32),
+            ("tp", _I32),
+            ("node", _WORD),
+            ("gpu", _I32),
+            ("arena_bytes", _I64),
+            ("reason", _TEXT),
+        ]
+    ),
+    "views": pa.schema(
+        [
+            ("rank", _I32),
+            ("tensor", _I32),
+            ("name", _WORD),
+            ("alias", pa.bool_()),
+            ("shape", pa.list_(_I64)),
+            ("offset", _I64),
+            ("nbytes", _I64),
+        ]
+    ),
+    "extents": pa.schema(
+        [
+            ("extent", _I32),
+            ("file", _I32),
+            ("begin", _I64),
+            ("end", _I64),
+            ("route", _WORD),
+            ("node", _WORD),
+            ("rank", _I32),  # the reader of a direct extent, -1 else
+            ("reason", _WORD),
+        ]
+    ),
+    "blocks": pa.schema([("block", _I32), ("extent", _I32), ("nbytes", _I64), ("consumers", _I32)]),
+    "consumers": pa.schema([("consumers", _I32), ("rank", _I32)]),
+    "segments": pa.schema(
+        [
+            ("block", _I32),
+            ("tensor", _I32),
+            ("disk_tensor", _I32),
+            ("block_offset", _I64),
+            ("src_offset", _I64),  # absolute in the file
+            ("run_bytes", _I64),
+            ("num_runs", _I64),
+            ("src_stride_bytes", _I64),
+            ("dst_offset", _I64),  # in the view
+            ("dst_stride_bytes", _I64),
+        ]
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Every transfer of a load.
+
+    Attributes:
+        uri: The checkpoint.
+        root: Folder of its files.
+        parallel: The mesh.
+        chunk_bytes: The chunk grid.
+        tables: By name, see the module's docstring; row ``i`` of a table with an id has id ``i``.
+        disk_tensors: Names on disk, in the manifest's order.
+        bytes_total: Distinct bytes demanded.
+        bytes_to_device: Bytes written into arenas, summed over ranks.
+        pool_need_bytes: Per node, the bytes of all blocks that pass through its pool.
+        keep: Whether blocks stay in the pool.
+        notes: What a reader of the plan should know (replication, what cannot be kept), in words.
+    """
+
+    uri: str
+    root: str
+    parallel: Parallel
+    chunk_bytes: int
+    tables: Mapping[str, pa.Table]
+    disk_tensors: tuple[str, ...]
+    bytes_total: int
+    bytes_to_device: int
+    pool_need_bytes: Mapping[str, int] = field(default_factory=dict)
+    keep: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bytes_replicated(self) -> int:
+        """Bytes in arenas beyond one copy of each demanded byte."""
+        return self.bytes_to_device - self.bytes_total
+
+    @property
+    def bytes_from_storage(self) -> int:
+        """Bytes that the extents read."""
+        extents = self.tables["extents"]
+        return int(sum(extents["end"].to_numpy() - extents["begin"].to_numpy()))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as a folder of Parquet files and one ``plan.json``.
+
+        Raises:
+            RequestError: The path exists and is not an empty folder.
+        """
+        folder = Path(path)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RequestError(f"{folder}: exists already; give a new or an empty folder for the plan")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, table in self.tables.items():
+            pq.write_table(table, folder / f"{name}.parquet")
+        header = {name: getattr(self, name) for name in _HEADER} | {
+            "schema": SCHEMA,
+            "parallel": asdict(self.parallel),
+            "pool_need_bytes": dict(self.pool_need_bytes),
+        }
+        (folder / "plan.json").write_text(json.dumps(header, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Reads what ``save`` wrote.
+
+        Raises:
+            RequestError: There is no plan, or one of another schema.
+        """
+        folder = Path(path)
+        try:
+            header = json.loads((folder / "plan.json").read_text())
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{folder}: no plan there ({error}); make one with Plan.save") from error
+        if header.get("schema") != SCHEMA:
+            raise RequestError(f"{folder}: schema {header.get('schema')!r}, this release reads {SCHEMA!r}; plan again")
+        values = {name: header[name] for name in _HEADER}
+        values |= {"disk_tensors": tuple(header["disk_tensors"]), "notes": tuple(header["notes"])}
+        return cls(
+            tables={name: pq.read_table(folder / f"{name}.parquet").cast(schema) for name, schema in TABLES.items()},
+            parallel=Parallel(**header["parallel"]),
+            pool_need_bytes=header["pool_need_bytes"],
+            **values,
+        )
+
+    def explain(self, tensor: str) -> str:
+        """Says in words where a tensor goes and why.
+
+        Args:
+            tensor: Name in the module, or on disk.
+
+        Raises:
+            RequestError: The plan has no such tensor; the message lists the nearest names.
+        """
+        from megamind_ray.core.explain import explain_tensor
+
+        return explain_tensor(self, tensor)
+
+
+_HEADER = ("uri", "root", "chunk_bytes", "disk_tensors", "bytes_total", "bytes_to_device", "keep", "notes")

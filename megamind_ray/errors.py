@@ -1,0 +1,111 @@
+"""Every error that megamind-ray raises on purpose.
+
+A message says what is wrong, where, and what to do about it. All errors survive pickling with their
+attributes, so an actor can raise them and the driver catches the same class.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+__all__ = [
+    "CapacityError",
+    "ClusterError",
+    "IntegrityError",
+    "MegamindError",
+    "RequestError",
+    "SourceError",
+]
+
+
+class MegamindError(Exception):
+    """Root of all errors of this package."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+
+def _rebuild(cls: type[MegamindError], message: str, state: dict[str, Any]) -> MegamindError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class RequestError(MegamindError):
+    """The request cannot be fulfilled as it was made; the user can fix it."""
+
+
+class CapacityError(MegamindError):
+    """Something does not fit.
+
+    Attributes:
+        where: The place that is too small, for example ``GPU n0:3``.
+        needed_bytes: What would have to fit there.
+        free_bytes: What is free there.
+    """
+
+    def __init__(self, message: str, *, where: str, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(message)
+        self.where = where
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+    @property
+    def missing_bytes(self) -> int:
+        """By how many bytes it does not fit."""
+        return max(0, self.needed_bytes - self.free_bytes)
+
+
+class IntegrityError(MegamindError):
+    """Bytes are not what they should be: a checksum, a header or a file that changed.
+
+    Attributes:
+        file: Path or URI of the file.
+        tensor: Name of the tensor on disk, where one is concerned.
+        begin: First byte of the range in the file, or None for the whole file.
+        end: One past the last byte.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str,
+        tensor: str | None = None,
+        begin: int | None = None,
+        end: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.file = file
+        self.tensor = tensor
+        self.begin = begin
+        self.end = end
+
+
+class SourceError(MegamindError):
+    """Storage still fails after all retries.
+
+    Attributes:
+        file: Path or URI of the file that could not be read.
+        attempts: How often it was tried.
+    """
+
+    def __init__(self, message: str, *, file: str, attempts: int = 1) -> None:
+        super().__init__(message)
+        self.file = file
+        self.attempts = attempts
+
+    def on(self, node: str) -> Self:
+        """The same error, saying on which node it happened."""
+        error = type(self)(f"{self.message} (on node {node})", file=self.file, attempts=self.attempts)
+        error.__cause__ = self
+        return error
+
+
+class ClusterError(MegamindError):
+    """The cluster cannot do it: no Ray, no free GPU, a lost actor, a silent node."""

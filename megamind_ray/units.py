@@ -1,0 +1,98 @@
+"""Sizes, rates and durations as people write and read them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from megamind_ray.errors import RequestError
+
+__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_duration", "format_rate", "parse_bytes", "parse_rate"]
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+_BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40, "pi": 1 << 50}
+_NUMBER = r"\s*(\d+(?:\.\d+)?|\.\d+)\s*"
+_SIZE = re.compile(_NUMBER + r"([kmgtp]?i?)b?\s*", re.IGNORECASE)
+_RATE = re.compile(_NUMBER + r"([kmgtp]?i?)(bit|b)(?:/s|ps)\s*", re.IGNORECASE)
+
+
+def parse_bytes(value: int | str, *, what: str = "size") -> int:
+    """Reads ``"8GiB"``, ``"500 MB"`` or a number of bytes.
+
+    Args:
+        value: Bytes, or a number with a unit (B, kB/MB/GB/TB/PB decimal, KiB ... PiB binary).
+        what: Name of the setting, for the error message.
+
+    Raises:
+        RequestError: It is not a size, or is negative.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise RequestError(f"{what}: {value!r} is not a size; write bytes or for example '8GiB'")
+    if isinstance(value, int):
+        if value < 0:
+            raise RequestError(f"{what}: {value} is negative; write a size of 0 bytes or more")
+        return value
+    match = _SIZE.fullmatch(value)
+    scale = (_DECIMAL | _BINARY).get(match[2].lower()) if match else None
+    if match is None or scale is None:
+        raise RequestError(f"{what}: {value!r} is not a size; write bytes or for example '8GiB' or '500MB'")
+    return int(float(match[1]) * scale)
+
+
+def parse_rate(value: float | str, *, what: str = "rate") -> float:
+    """Reads ``"25GB/s"``, ``"200Gbit/s"``, ``"200Gbps"`` or a number of bytes per second.
+
+    Raises:
+        RequestError: It is not a rate, or is not positive.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise RequestError(f"{what}: {value!r} is not a rate; write for example '25GB/s' or '200Gbit/s'")
+    if isinstance(value, str):
+        match = _RATE.fullmatch(value)
+        scale = (_DECIMAL | _BINARY).get(match[2].lower()) if match else None
+        if match is None or scale is None:
+            raise RequestError(f"{what}: {value!r} is not a rate; write for example '25GB/s' or '200Gbit/s'")
+        rate = float(match[1]) * scale / (8 if match[3].lower() == "bit" else 1)
+    else:
+        rate = float(value)
+    if not 0 < rate < float("inf"):
+        raise RequestError(f"{what}: {value!r} must be more than 0 bytes per second")
+    return rate
+
+
+def format_bytes(num_bytes: float) -> str:
+    """``1536`` -> ``'1.50 KiB'``; exact below 1 KiB."""
+    if num_bytes < 0:
+        return "-" + format_bytes(-num_bytes)
+    if num_bytes < KIB:
+        return f"{num_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        num_bytes /= 1024
+        if num_bytes < 1024:
+            return f"{num_bytes:.2f} {unit}"
+    return f"{num_bytes / 1024:.2f} PiB"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """``2.5e9`` -> ``'2.50 GB/s'`` (decimal, as disks and networks are sold)."""
+    for unit, scale in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_s >= scale:
+            return f"{bytes_per_s / scale:.2f} {unit}"
+    return f"{bytes_per_s:.0f} B/s"
+
+
+def format_duration(seconds: float) -> str:
+    """``0.0042`` -> ``'4.2 ms'``, ``222`` -> ``'3 min 42 s'``."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
