@@ -1,0 +1,48 @@
+"""How blocks travel: put on one process, got in another. Ray's object store is the default wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import ray
+
+from megamind_ray.actors.messages import BlockHandle
+from megamind_ray.errors import ClusterError
+
+__all__ = ["DataPlane", "RayObjectStore", "UInt8Array"]
+
+UInt8Array = npt.NDArray[np.uint8]
+
+
+class DataPlane(Protocol):
+    """A wire for blocks. The holder of a handle keeps the block alive; dropping the last handle frees it."""
+
+    def put(self, data: UInt8Array) -> BlockHandle:
+        """Copies the bytes into the pool of this node."""
+
+    def get(self, handles: Sequence[BlockHandle], *, timeout_s: float) -> list[UInt8Array]:
+        """The bytes of each handle, read-only, without a copy where they are on this node.
+
+        Raises:
+            ClusterError: A block is lost, or did not arrive in time.
+        """
+
+
+class RayObjectStore:
+    """Blocks as uint8 numpy objects in Ray's object store. torch tensors would be copied on put and on get."""
+
+    def put(self, data: UInt8Array) -> BlockHandle:
+        return ray.put(data)
+
+    def get(self, handles: Sequence[BlockHandle], *, timeout_s: float) -> list[UInt8Array]:
+        try:
+            blocks: list[UInt8Array] = ray.get(list(handles), timeout=timeout_s)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise ClusterError(
+                f"{len(handles)} blocks could not be fetched from the pool within {timeout_s:g} s ({error}); "
+                "the node that holds them is lost or unreachable"
+            ) from error
+        return blocks

@@ -1,0 +1,209 @@
+"""What actors say to each other. Frozen, small; weights travel as refs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from megamind_ray.config import Config
+from megamind_ray.core.demands import Int64Array
+from megamind_ray.core.ids import BlockId, ExtentId, Generation, LoadId, ModelName, NodeId, Rank
+from megamind_ray.core.parallel import Coords, Parallel, Rule
+from megamind_ray.core.report import Fault, Kept
+from megamind_ray.errors import MegamindError
+
+__all__ = [
+    "AgentFacts",
+    "AgentStatus",
+    "BlockHandle",
+    "Consumer",
+    "Delivery",
+    "ExtentFailure",
+    "Lifetime",
+    "LoadRequest",
+    "ModelInfo",
+    "PlannerFacts",
+    "RunCall",
+    "WorkerFacts",
+    "WorkerStatus",
+    "node_consumer",
+    "rank_consumer",
+]
+
+Lifetime = Literal["job", "detached"]
+# What a data plane's ``put`` returns; only the same data plane can look inside.
+BlockHandle: TypeAlias = Any
+# Who takes blocks from an agent: a rank of its node, or the agent of another node.
+Consumer: TypeAlias = tuple[Literal["rank", "node"], int | str]
+
+
+def rank_consumer(rank: int) -> Consumer:
+    return ("rank", rank)
+
+
+def node_consumer(node: str) -> Consumer:
+    return ("node", node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """What a client asks the planner for."""
+
+    uri: str
+    parallel: Parallel
+    name: ModelName | None
+    keep: bool
+    config: Config
+    rules: tuple[Rule, ...] = ()
+    allow_replication: bool = False
+    sidecar: str | bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerFacts:
+    """Answer to a client's greeting."""
+
+    version: str
+    fleet: str
+    lifetime: Lifetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentFacts:
+    """A node, seen from inside.
+
+    Attributes:
+        node: Ray's node id.
+        address: IP address.
+        memory_bytes: Host memory.
+        pool_bytes: Object store, as the raylet has it.
+        pool_dir: Folder of the shared-memory file behind it.
+        pool_dir_bytes: Size of that file system.
+        pool_dir_free_bytes: Free there.
+        pool_resident_bytes: Pages of the object store that already have memory.
+    """
+
+    node: NodeId
+    address: str
+    memory_bytes: int
+    pool_bytes: int
+    pool_dir: str
+    pool_dir_bytes: int
+    pool_dir_free_bytes: int
+    pool_resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """A GPU worker, seen from inside.
+
+    Attributes:
+        node: Ray's node id.
+        gpu: Index of its GPU on the node.
+        pid: Process id.
+        device: ``cuda`` or ``cpu``.
+        memory_bytes: Budget of its arena.
+        free_bytes: Free in it.
+        numa, nvlink_group: Where the GPU hangs, if NVML tells.
+        description: The device in words.
+    """
+
+    node: NodeId
+    gpu: int
+    pid: int
+    device: str
+    memory_bytes: int
+    free_bytes: int
+    numa: int | None = None
+    nvlink_group: int | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A block that an agent hands to a consumer.
+
+    Attributes:
+        serial: What the consumer acks.
+        block: Plan id.
+        ranks: For which ranks.
+        nbytes: Size.
+        crc32s: Checksum of each segment, in plan order.
+        handle: How to get the bytes.
+    """
+
+    serial: int
+    block: BlockId
+    ranks: tuple[Rank, ...]
+    nbytes: int
+    crc32s: Int64Array
+    handle: BlockHandle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtentFailure:
+    """An extent that an agent or a worker gave up on."""
+
+    extent: ExtentId
+    node: NodeId
+    error: MegamindError
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStatus:
+    """Counters of a load on one node, cumulative.
+
+    Attributes:
+        bytes_read: Payload at the read calls, first attempts.
+        bytes_retried: Read again.
+        bytes_sent: Block bytes handed to other nodes.
+        failures: All so far; the planner remembers how many it has seen.
+        faults: What was mended on the spot, all so far.
+        peak_credit_bytes: Most that was reserved at a time.
+        verified: Weakest verification of any chunk so far.
+        kept: Blocks that stay in the pool.
+    """
+
+    bytes_read: int = 0
+    bytes_retried: int = 0
+    bytes_sent: int = 0
+    failures: tuple[ExtentFailure, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    peak_credit_bytes: int = 0
+    verified: Literal["reference", "transit", "none"] = "none"
+    kept: Kept = Kept()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """How far a rank is, and what it could not read itself."""
+
+    bytes_done: int = 0
+    failures: tuple[ExtentFailure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCall:
+    """A function to run in a rank's actor. ``payload`` is cloudpickled (fn, args): only workers unpickle user code."""
+
+    model: ModelName
+    rank: Rank
+    coords: Coords
+    parallel: Parallel
+    payload: bytes
+    rendezvous: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """A loaded model, for listings."""
+
+    name: ModelName
+    load: LoadId
+    uri: str
+    parallel: Parallel
+    num_bytes: int
+    kept_bytes: int
+    loaded_at: str
+    ranks: tuple[tuple[Rank, NodeId, int, Generation], ...] = ()
