@@ -145,9 +145,12 @@ class ExpertShard:
 
     Attributes:
         inner: Placement of the whole fused tensor over tp when ep = 1; its dims count from 0 with the expert dim.
+        separate: The module keeps one tensor per expert, whose number follows ``experts.`` in its name. There is no
+            expert dim then: with ep > 1 the whole tensor goes to the group of its expert.
     """
 
     inner: Shard | PackedShard | Replicate
+    separate: bool = False
 
 
 Placement = Replicate | Shard | PackedShard | ExpertShard

@@ -1,0 +1,200 @@
+"""From names on disk to the tensors of the module: the first of the three steps of docs/design/0002.
+
+Modules of transformers 5 hold all experts of a layer in one tensor, while checkpoints keep one tensor per expert:
+``gate`` (or ``w1``) and ``up`` (``w3``) ``[I, H]`` of each expert become ``experts.gate_up_proj [E, 2I, H]``, gate
+first; ``down`` (``w2``) becomes ``experts.down_proj [E, H, I]``. Block scales (``weight_scale_inv``) are fused with
+them. Per-expert tensors of packed formats (GPTQ, AWQ) and per-channel scales have no fused form in the module: they
+keep their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from megamind_ray.core.demands import Int64Array
+from megamind_ray.core.manifest import Manifest
+from megamind_ray.core.tensor import DType, TensorInfo
+from megamind_ray.errors import RequestError
+
+__all__ = ["ModuleEntry", "module_entries", "num_experts", "split_numbers"]
+
+# Whole numbers between dots, and the number of ``expert_3``.
+_NUMBER = re.compile(r"(?:^|(?<=\.)|(?<=\.expert_))(\d+)(?=\.|$)")
+
+# Model types whose modules in transformers 5 have fused experts, by the naming on disk
+# (transformers/conversion_mapping.py).
+_W123 = frozenset({"mixtral", "minimax", "minimax_m2"})
+_GATE_UP_DOWN = frozenset(
+    {"qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "olmoe", "dots1", "glm4_moe", "exaone_moe", "flex_olmo"}
+)
+_LEAVES = {
+    "w1": ("gate_up_proj", 0),
+    "w3": ("gate_up_proj", 1),
+    "w2": ("down_proj", 0),
+    "gate_proj": ("gate_up_proj", 0),
+    "up_proj": ("gate_up_proj", 1),
+    "down_proj": ("down_proj", 0),
+}
+_SUFFIXES = {"weight": "", "weight_scale_inv": "_scale_inv"}
+_EXPERT = re.compile(r"(.*\.(?:block_sparse_moe|mlp)\.experts)\.0\.(w[123]|(?:gate|up|down)_proj)\.(\w+)")
+_COUNT_SETTINGS = ("num_local_experts", "n_routed_experts", "num_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleEntry:
+    """A module tensor and the tensors on disk that it is made of.
+
+    Attributes:
+        names: Names in the module; more than one where weights are tied. The first is the one that is on disk.
+        template: The first name with 0 for each whole number in it: equal for the same tensor of all layers.
+        numbers: Those numbers.
+        dtype: Element type.
+        shape: Global shape.
+        parts: Indices into the manifest's tensors. One group of one index for a tensor that is on disk as it is; else
+            one group per block of dim 1 (gate, up), each with one index per expert of dim 0.
+        fused: Whether ``parts`` are experts to be stacked.
+    """
+
+    names: tuple[str, ...]
+    template: str
+    numbers: tuple[str, ...]
+    dtype: DType
+    shape: tuple[int, ...]
+    parts: tuple[Int64Array, ...]
+    fused: bool = False
+
+
+@dataclass(slots=True)
+class _Experts:
+    """The parts of one fused tensor, while they are collected."""
+
+    name: str
+    disk_prefix: str
+    parts: dict[str, dict[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fusion:
+    """What a template of per-expert names becomes: ``experts.<leaf>``, from the projection ``part`` of each expert."""
+
+    leaf: str
+    part: str
+
+
+def split_numbers(name: str) -> tuple[str, tuple[str, ...]]:
+    """``model.layers.12.x`` -> (``model.layers.0.x``, (``12``,))."""
+    pieces = _NUMBER.split(name)
+    return "0".join(pieces[::2]), tuple(pieces[1::2])
+
+
+def num_experts(config: Mapping[str, object]) -> int | None:
+    """Routed experts of a layer, where the configuration says."""
+    for setting in _COUNT_SETTINGS:
+        value = config.get(setting)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def module_entries(manifest: Manifest) -> list[ModuleEntry]:
+    """The tensors of the module, in the order in which the checkpoint has their first parts.
+
+    Raises:
+        RequestError: An expert is missing, or the experts of a layer differ in shape or dtype.
+    """
+    infos = list(manifest.tensors.values())
+    aliases = _aliases(manifest)
+    fusions: dict[str, _Fusion | None] = {}
+    collected: dict[tuple[str, str], _Experts] = {}
+    entries: list[ModuleEntry | _Experts] = []
+    for index, info in enumerate(infos):
+        template, numbers = split_numbers(info.name)
+        if template not in fusions:
+            fusions[template] = _fusion(template, manifest.model_type)
+        fusion = fusions[template]
+        if fusion is None:
+            name = _renamed(info.name, manifest.model_type)
+            if name is not info.name:
+                template, numbers = split_numbers(name)
+            names = (name, *aliases.get(info.name, ()))
+            part = np.array([index], dtype=np.int64)
+            entries.append(ModuleEntry(names, template, numbers, info.dtype, info.shape, (part,)))
+            continue
+        prefix = info.name.partition(".experts.")[0]
+        experts = collected.get((prefix, fusion.leaf))
+        if experts is None:
+            name = f"{_renamed(prefix + '.', manifest.model_type)}experts.{fusion.leaf}"
+            experts = collected[prefix, fusion.leaf] = _Experts(name, f"{prefix}.experts", {})
+            entries.append(experts)
+        experts.parts.setdefault(fusion.part, {})[int(numbers[-1])] = index
+    count = num_experts(manifest.config)
+    return [_fuse(entry, infos, count) if isinstance(entry, _Experts) else entry for entry in entries]
+
+
+def _aliases(manifest: Manifest) -> dict[str, tuple[str, ...]]:
+    aliases: dict[str, tuple[str, ...]] = {}
+    for absent, present in manifest.tied.items():
+        aliases[present] = (*aliases.get(present, ()), _renamed(absent, manifest.model_type))
+    return aliases
+
+
+def _renamed(name: str, model_type: str | None) -> str:
+    if model_type in _W123:
+        return name.replace(".block_sparse_moe.", ".mlp.")
+    if model_type == "bert" and "LayerNorm." in name:
+        return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    return name
+
+
+def _fusion(template: str, model_type: str | None) -> _Fusion | None:
+    match = _EXPERT.fullmatch(template)
+    if match is None or match[3] not in _SUFFIXES:
+        return None
+    if model_type not in (_W123 if match[2].startswith("w") else _GATE_UP_DOWN):
+        return None
+    return _Fusion(_LEAVES[match[2]][0] + _SUFFIXES[match[3]], f"{match[2]}.{match[3]}")
+
+
+def _fuse(experts: _Experts, infos: list[TensorInfo], count: int | None) -> ModuleEntry:
+    present = {expert for part in experts.parts.values() for expert in part}
+    total = max(present) + 1 if count is None else count
+    if max(present) >= total:
+        raise RequestError(
+            f"checkpoint has {experts.disk_prefix}.{max(present)}, but config.json says {total} experts; "
+            f"correct config.json"
+        )
+    leaf = next(iter(experts.parts))
+    wanted = [
+        f"{other}.{leaf.partition('.')[2]}"
+        for other, (target, _) in _LEAVES.items()
+        if target == _LEAVES[leaf.partition(".")[0]][0] and other.startswith("w") == leaf.startswith("w")
+    ]
+    groups: list[Int64Array] = []
+    for part in sorted(wanted, key=lambda name: _LEAVES[name.partition(".")[0]][1]):
+        found = experts.parts.get(part, {})
+        for expert in range(total):
+            if expert not in found:
+                raise RequestError(
+                    f"{experts.name}: tensor {experts.disk_prefix}.{expert}.{part} is missing from the checkpoint; "
+                    f"it needs one for each of its {total} experts"
+                )
+        groups.append(np.array([found[expert] for expert in range(total)], dtype=np.int64))
+    return _stacked(experts.name, groups, infos)
+
+
+def _stacked(name: str, groups: list[Int64Array], infos: list[TensorInfo]) -> ModuleEntry:
+    first = infos[groups[0][0]]
+    for index in np.concatenate(groups).tolist():
+        info = infos[index]
+        if info.shape != first.shape or info.dtype is not first.dtype or not info.shape:
+            raise RequestError(
+                f"{name}: its experts must be alike, but {first.name} is {first.dtype.label} {list(first.shape)} and "
+                f"{info.name} is {info.dtype.label} {list(info.shape)}"
+            )
+    shape = (len(groups[0]), len(groups) * first.shape[0], *first.shape[1:])
+    template, numbers = split_numbers(name)
+    return ModuleEntry((name,), template, numbers, first.dtype, shape, tuple(groups), fused=True)

@@ -1,0 +1,117 @@
+"""What the tensors of a quantised linear layer can express, and whether they are cut alike.
+
+A linear layer has ``in`` and ``out`` features. Its tensors show them in different dims and with different grain:
+
+====================  =========================  ==========================  =================================
+format                weight                     scales                      others
+====================  =========================  ==========================  =================================
+none                  ``weight [out, in]``       -                           ``bias [out]``
+FP8, block scales     ``weight [out, in]``       ``weight_scale_inv          ``input_scale []``
+                                                 [out/128, in/128]``
+FP8, per channel      ``weight [out, in]``       ``weight_scale [out, 1]``   ``input_scale []``
+GPTQ                  ``qweight [in/8, out]``    ``scales [in/g, out]``      ``qzeros [in/g, out/8]``, ``g_idx [in]``
+AWQ                   ``qweight [in, out/8]``    ``scales [in/g, out]``      ``qzeros [in/g, out/8]``
+====================  =========================  ==========================  =================================
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from megamind_ray.errors import RequestError
+
+__all__ = ["Quantization", "layer_and_suffix", "quantization"]
+
+_SUFFIX = re.compile(
+    r"(.*?)(\.weight_scale_inv|\.weight_scale|\.input_scale|\.weight|\.bias|\.qweight|\.qzeros|\.scales|\.g_idx"
+    r"|_scale_inv|_blocks|_scales|_bias)?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """The scheme of a checkpoint.
+
+    Attributes:
+        method: ``none`` stands for every scheme that keeps the shapes of the weights.
+        block_out: Out features per row of FP8 block scales, 1 without.
+        block_in: In features per column of FP8 block scales, 1 without.
+        pack: Values in one int32 of GPTQ and AWQ.
+        group: In features that share a scale in GPTQ and AWQ; 0: all of them.
+        act_order: GPTQ with ``desc_act``: groups are not contiguous.
+    """
+
+    method: Literal["none", "fp8", "gptq", "awq", "mxfp4"] = "none"
+    block_out: int = 1
+    block_in: int = 1
+    pack: int = 1
+    group: int = 0
+    act_order: bool = False
+
+    @property
+    def out_unit(self) -> int:
+        """Out features that cannot be parted."""
+        return math.lcm(self.block_out, self.pack)
+
+    @property
+    def in_unit(self) -> int:
+        """In features that cannot be parted."""
+        if self.method == "mxfp4":
+            return 32
+        packed = self.pack if self.method == "gptq" else 1
+        return math.lcm(self.block_in, packed, self.group or 1)
+
+    @property
+    def inner_unit(self) -> int:
+        """For features that are the output of one layer and the input of the next, as inside an MLP."""
+        return math.lcm(self.out_unit, self.in_unit)
+
+
+def quantization(config: Mapping[str, object]) -> Quantization:
+    """The scheme that ``quantization_config`` of a model's configuration names.
+
+    Raises:
+        RequestError: Its values cannot be understood.
+    """
+    raw = config.get("quantization_config")
+    if not isinstance(raw, Mapping):
+        return Quantization()
+    method = str(raw.get("quant_method", "")).lower()
+    if method == "fp8":
+        block = raw.get("weight_block_size")
+        if not block:
+            return Quantization(method="fp8")
+        if not (
+            isinstance(block, list | tuple) and len(block) == 2 and all(isinstance(b, int) and b > 0 for b in block)
+        ):
+            raise RequestError(f"config.json: weight_block_size={block!r}; it must be two positive numbers")
+        return Quantization(method="fp8", block_out=int(block[0]), block_in=int(block[1]))
+    if method == "mxfp4":
+        return Quantization(method="mxfp4")
+    if method in ("gptq", "awq"):
+        return _packed(raw, "gptq" if method == "gptq" else "awq")
+    return Quantization()
+
+
+def _packed(raw: Mapping[str, object], method: Literal["gptq", "awq"]) -> Quantization:
+    bits, group = raw.get("bits", 4), raw.get("group_size", 128)
+    if not isinstance(bits, int) or bits < 1 or 32 % bits:
+        raise RequestError(
+            f"config.json: {method} with bits={bits!r}; only widths that fill an int32 evenly (2, 4, 8) can be split"
+        )
+    if not isinstance(group, int):
+        raise RequestError(f"config.json: {method} with group_size={group!r}; it must be a number")
+    return Quantization(
+        method=method, pack=32 // bits, group=max(group, 0), act_order=method == "gptq" and bool(raw.get("desc_act"))
+    )
+
+
+def layer_and_suffix(name: str) -> tuple[str, str]:
+    """``a.q_proj.weight`` -> (``a.q_proj``, ``.weight``), ``a.down_proj_scale_inv`` -> (``a.down_proj``, ...)."""
+    match = _SUFFIX.fullmatch(name)
+    assert match is not None
+    return match[1], match[2] or ""
