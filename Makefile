@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
-PACKAGE_FILES := pyproject.toml constraints.txt megamind_ray/__init__.py
+PACKAGE_FILES := pyproject.toml constraints.txt
 
 # Ray runs no job and starts no worker with the right interpreter unless the venv is on PATH.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
