@@ -1,0 +1,43 @@
+"""Reading checkpoints: manifests, data files by ranges, checksums, retries. Torch-free."""
+
+from megamind_ray.io.checkpoint import open_manifest
+from megamind_ray.io.checksum import crc32
+from megamind_ray.io.counters import CountingSource, ReadCounters, ReadKind, ReadTotals
+from megamind_ray.io.retry import call_with_retry, read_with_retry
+from megamind_ray.io.sidecar import (
+    Sidecar,
+    SidecarFile,
+    default_sidecar_path,
+    read_sidecar,
+    to_reference,
+    write_sidecar,
+)
+from megamind_ray.io.source import FileVersion, FsspecSource, LocalSource, ShortReadError, Source, open_source
+from megamind_ray.io.verify import Mismatch, VerifyResult, record_checksums, verify_checksums
+
+__all__ = [
+    "CountingSource",
+    "FileVersion",
+    "FsspecSource",
+    "LocalSource",
+    "Mismatch",
+    "ReadCounters",
+    "ReadKind",
+    "ReadTotals",
+    "ShortReadError",
+    "Sidecar",
+    "SidecarFile",
+    "Source",
+    "VerifyResult",
+    "call_with_retry",
+    "crc32",
+    "default_sidecar_path",
+    "open_manifest",
+    "open_source",
+    "read_sidecar",
+    "read_with_retry",
+    "record_checksums",
+    "to_reference",
+    "verify_checksums",
+    "write_sidecar",
+]

@@ -1,0 +1,115 @@
+"""How many bytes were asked of storage, counted at the read call itself."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+from megamind_ray.io.source import FileVersion, Source
+
+__all__ = ["CountingSource", "ReadCounters", "ReadKind", "ReadTotals"]
+
+
+class ReadKind(Enum):
+    """Why bytes are read.
+
+    ``PAYLOAD`` is the first attempt at a range of weights, ``RETRIED`` every further one, ``HEADER`` all that describes
+    weights (headers, indexes, configurations, sidecars).
+    """
+
+    PAYLOAD = "payload"
+    RETRIED = "retried"
+    HEADER = "header"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTotals:
+    """The counters at one moment, consistent with each other."""
+
+    payload_bytes: int = 0
+    retried_bytes: int = 0
+    header_bytes: int = 0
+    num_reads: int = 0
+
+
+class ReadCounters:
+    """Counts reads; any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_bytes = dict.fromkeys(ReadKind, 0)
+        self._num_reads = 0
+
+    def add(self, kind: ReadKind, num_bytes: int) -> None:
+        """Counts one read."""
+        with self._lock:
+            self._num_bytes[kind] += num_bytes
+            self._num_reads += 1
+
+    def totals(self) -> ReadTotals:
+        """All counters, taken together."""
+        with self._lock:
+            return ReadTotals(
+                payload_bytes=self._num_bytes[ReadKind.PAYLOAD],
+                retried_bytes=self._num_bytes[ReadKind.RETRIED],
+                header_bytes=self._num_bytes[ReadKind.HEADER],
+                num_reads=self._num_reads,
+            )
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.totals().payload_bytes
+
+    @property
+    def retried_bytes(self) -> int:
+        return self.totals().retried_bytes
+
+    @property
+    def header_bytes(self) -> int:
+        return self.totals().header_bytes
+
+    @property
+    def num_reads(self) -> int:
+        return self.totals().num_reads
+
+
+class CountingSource:
+    """A source that counts each read before it hands it on, whether or not it then succeeds."""
+
+    def __init__(self, inner: Source, counters: ReadCounters, kind: ReadKind = ReadKind.PAYLOAD) -> None:
+        self._inner = inner
+        self._counters = counters
+        self._kind = kind
+
+    @property
+    def uri(self) -> str:
+        return self._inner.uri
+
+    @property
+    def version(self) -> FileVersion:
+        return self._inner.version
+
+    @property
+    def size_bytes(self) -> int:
+        return self._inner.size_bytes
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._counters.add(self._kind, buffer.nbytes)
+        self._inner.read_into(offset, buffer)
+
+    def check_unchanged(self) -> None:
+        self._inner.check_unchanged()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

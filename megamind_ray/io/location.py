@@ -1,0 +1,135 @@
+"""Where things are: local paths and URIs, and the file system that serves each."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from megamind_ray.errors import RequestError
+
+__all__ = ["URI_FORMS", "Location", "fsspec_filesystem", "parse_location"]
+
+URI_FORMS: Final = "a path, file:, s3://, gs://, az://, http://, https://, hf:// or memory://"
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# Scheme -> package with the file system, for the message when it is not installed.
+_PACKAGES: Final = {
+    "s3": "s3fs",
+    "gs": "gcsfs",
+    "az": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "hf": "huggingface_hub",
+    "memory": "fsspec",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A file or folder.
+
+    Attributes:
+        uri: Absolute path, or URI, without a trailing slash.
+        scheme: Scheme of the URI in lower case, None for a local path.
+    """
+
+    uri: str
+    scheme: str | None
+
+    @property
+    def is_local(self) -> bool:
+        return self.scheme is None
+
+    @property
+    def name(self) -> str:
+        """Last part of the path, without the query of a URL."""
+        return self._split_query()[0].rpartition("/")[2]
+
+    def split(self) -> tuple[Location, str]:
+        """The folder, and the name of the file in it, such that joining them with ``/`` gives ``uri`` again."""
+        base, query = self._split_query()
+        folder, _, name = base.rpartition("/")
+        return Location(folder, self.scheme), name + query
+
+    def join(self, path: str) -> Location:
+        """A file below this folder."""
+        return Location(f"{self.uri}/{path}", self.scheme)
+
+    def _split_query(self) -> tuple[str, str]:
+        if self.scheme in ("http", "https"):
+            base, mark, query = self.uri.partition("?")
+            return base, mark + query
+        return self.uri, ""
+
+
+def parse_location(uri: str | os.PathLike[str]) -> Location:
+    """Reads a path or URI as users write them: ``~``, ``file:`` in all its forms, a trailing slash.
+
+    Raises:
+        RequestError: It is empty, or a URI of a kind that is not supported.
+    """
+    text = os.fspath(uri)
+    if not text or "\0" in text:
+        raise RequestError(f"{text!r} names no checkpoint; give {URI_FORMS}")
+    if text.startswith("file:"):
+        return Location(_local_path(_path_of_file_uri(text)), None)
+    match = _SCHEME.match(text)
+    if match is None and "://" not in text:
+        return Location(_local_path(os.path.expanduser(text)), None)  # noqa: PTH111 - Path fails on an unknown user
+    scheme = match[1].lower() if match else text.partition("://")[0]
+    if match is None or scheme not in _PACKAGES:
+        raise RequestError(f"{text}: {scheme}:// is not supported; give {URI_FORMS}")
+    rest = text[match.end() :].rstrip("/")
+    if not rest and scheme != "memory":
+        raise RequestError(f"{text}: names no bucket, host or repository; give for example {scheme}://NAME/PATH")
+    return Location(f"{scheme}://{rest}", scheme)
+
+
+def _path_of_file_uri(text: str) -> str:
+    rest = text.removeprefix("file:")
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise RequestError(f"{text}: names the host {host!r}; a file: URI must be of this machine (file:///PATH)")
+        rest = slash + path
+    if not rest:
+        raise RequestError(f"{text}: names no path; give for example file:///models/llama")
+    return unquote(rest)
+
+
+def _local_path(path: str) -> str:
+    absolute = str(Path(os.path.abspath(path)))  # noqa: PTH100 - Path.absolute() keeps ".."
+    return "" if absolute == "/" else absolute
+
+
+def fsspec_filesystem(location: Location) -> tuple[Any, str]:
+    """The fsspec file system of a remote location, and the path in it.
+
+    Raises:
+        RequestError: The package with the file system is not installed; the message says which.
+    """
+    import fsspec.core  # here, because local checkpoints, the common case, do without it
+
+    assert location.scheme is not None
+    package = _PACKAGES[location.scheme]
+    try:
+        filesystem, path = fsspec.core.url_to_fs(location.uri, **_OPTIONS.get(location.scheme, {}))
+    except ImportError as error:
+        raise RequestError(
+            f"{location.uri}: {location.scheme}:// needs the package {package}; run: pip install {package}"
+        ) from error
+    return filesystem, path
+
+
+# Listings that fsspec caches would hide that a file changed.
+_OPTIONS: Final[dict[str, dict[str, object]]] = {
+    "s3": {"use_listings_cache": False},
+    "gs": {"use_listings_cache": False},
+    "az": {"use_listings_cache": False},
+    "http": {"use_listings_cache": False},
+    "https": {"use_listings_cache": False},
+    "hf": {"use_listings_cache": False},
+}

@@ -1,0 +1,113 @@
+"""Another attempt where storage fails: bounded, with exponential back-off and jitter."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import tenacity
+
+from megamind_ray.config import RetryConfig
+from megamind_ray.errors import SourceError
+from megamind_ray.io.counters import CountingSource, ReadCounters, ReadKind
+from megamind_ray.io.source import Source, storage_errors
+
+__all__ = ["call_with_retry", "read_with_retry"]
+
+Result = TypeVar("Result")
+
+
+def call_with_retry(
+    action: Callable[[int], Result],
+    *,
+    uri: str,
+    what: str,
+    retry: RetryConfig,
+    sleep: Callable[[float], None] = time.sleep,
+    uniform: Callable[[], float] = random.random,
+) -> Result:
+    """Calls until it works, at most ``retry.attempts`` times.
+
+    Args:
+        action: Takes the number of the attempt, from 1. An ``OSError`` (timeouts and short reads are some) is
+            worth another attempt; a missing file, a missing permission and errors of this package are not.
+        uri: File that it is about.
+        what: What is attempted, for the message, as in ``reading bytes [0, 8)``.
+        retry: Bounds.
+        sleep: Waits that many seconds.
+        uniform: Random number from 0 to 1, for the jitter.
+
+    Raises:
+        SourceError: It still fails after the last attempt.
+        RequestError: No such file, or no permission.
+    """
+
+    def wait_s(state: tenacity.RetryCallState) -> float:
+        ceiling = min(retry.max_wait_s, retry.first_wait_s * 2.0 ** (state.attempt_number - 1))
+        return ceiling * (0.5 + 0.5 * uniform())  # at least half: readers that failed together come back apart
+
+    attempts = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(retry.attempts),
+        wait=wait_s,
+        retry=tenacity.retry_if_exception_type(OSError),
+        sleep=sleep,
+        reraise=True,
+    )
+    number = 0
+
+    def attempt() -> Result:
+        nonlocal number
+        number += 1
+        with storage_errors(uri):
+            return action(number)
+
+    try:
+        return attempts(attempt)
+    except OSError as error:
+        reason = str(error) or type(error).__name__
+        times = "once" if number == 1 else f"{number} times"
+        raise SourceError(
+            f"{uri}: {what} failed {times}, last with: {reason}; check the storage, then try again",
+            file=uri,
+            attempts=number,
+        ) from error
+
+
+def read_with_retry(
+    source: Source,
+    offset: int,
+    buffer: memoryview,
+    retry: RetryConfig,
+    counters: ReadCounters,
+    *,
+    kind: ReadKind = ReadKind.PAYLOAD,
+    sleep: Callable[[float], None] = time.sleep,
+    uniform: Callable[[], float] = random.random,
+) -> None:
+    """Fills the buffer from a source, with further attempts where storage fails.
+
+    Args:
+        source: The bare source: the reads are counted here.
+        offset: First byte in the file.
+        buffer: Filled wholly, or its contents are undefined and an error is raised.
+        retry: Bounds.
+        counters: The first attempt counts as ``kind``, all others as ``RETRIED``.
+        kind: ``RETRIED`` where the caller itself reads again, as after a checksum mismatch.
+        sleep: Waits that many seconds.
+        uniform: Random number from 0 to 1.
+
+    Raises:
+        SourceError: Still failing after ``retry.attempts``.
+        IntegrityError: The file shrank, or the range is not in it.
+        RequestError: The file is gone, or its permission.
+    """
+    end = offset + buffer.nbytes
+
+    def attempt(number: int) -> None:
+        CountingSource(source, counters, kind if number == 1 else ReadKind.RETRIED).read_into(offset, buffer)
+
+    call_with_retry(
+        attempt, uri=source.uri, what=f"reading bytes [{offset}, {end})", retry=retry, sleep=sleep, uniform=uniform
+    )
