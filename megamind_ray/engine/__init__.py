@@ -1,0 +1,1 @@
+"""One process, no Ray: read, verify, cut, copy. What the actors wrap."""

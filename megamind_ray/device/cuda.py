@@ -1,0 +1,176 @@
+"""An arena in the memory of a CUDA device. Small on purpose; its tests are marked ``gpu``.
+
+Not yet run on a GPU: the machine it was written on has none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from megamind_ray.core.program import View
+from megamind_ray.device.arena import POISON, Allocation, ArenaLedger
+from megamind_ray.device.dtypes import torch_layout
+from megamind_ray.device.lease import Lease
+from megamind_ray.device.memory import cuda_memory
+from megamind_ray.device.strided import Bytes, Runs
+from megamind_ray.errors import CapacityError
+from megamind_ray.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CudaArena"]
+
+
+class CudaArena:
+    """An arena on a GPU: one ``torch`` allocation, filled on a copy stream of its own.
+
+    Args:
+        budget_bytes: Size.
+        device: ``cuda`` or ``cuda:N``.
+        poison: Test mode: freed memory is filled with ``POISON``.
+
+    Raises:
+        RequestError: There is no such device.
+        CapacityError: It has less memory free.
+    """
+
+    def __init__(self, budget_bytes: int, *, device: str = "cuda:0", poison: bool = False) -> None:
+        import torch
+
+        self._device = torch.device("cuda", torch.device(device).index or 0)
+        free_bytes = cuda_memory(self._device.index).free_bytes
+        where = f"arena on {self._device}"
+        try:
+            self._bytes = torch.empty(budget_bytes, dtype=torch.uint8, device=self._device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise CapacityError(
+                f"{where}: a budget of {format_bytes(budget_bytes)} does not fit, {format_bytes(free_bytes)} are free; "
+                "lower the budget, or end what else runs on the GPU",
+                where=where,
+                needed_bytes=budget_bytes,
+                free_bytes=free_bytes,
+            ) from error
+        self._ledger = ArenaLedger(where, budget_bytes)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        # The allocator may hand out memory that work queued earlier on the default stream still writes to.
+        self._stream.wait_stream(torch.cuda.default_stream(self._device))
+        self._poison = poison
+
+    @property
+    def device(self) -> str:
+        return str(self._device)
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._ledger.budget_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return self._ledger.free_bytes
+
+    def allocate(self, nbytes: int, alignment: int = 256) -> Allocation:
+        return self._ledger.allocate(nbytes, alignment)
+
+    def free(self, allocation: Allocation, deadline_s: float = 0.0) -> None:
+        self._ledger.free(allocation, deadline_s, self._wipe)
+
+    def lease(self, allocation: Allocation) -> Lease:
+        return self._ledger.leases.lease(allocation.epoch)
+
+    def host_bytes(self, allocation: Allocation) -> None:  # noqa: ARG002
+        return None
+
+    def staging(self, nbytes: int) -> Bytes:
+        import torch
+
+        pinned: Bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return pinned
+
+    def write(self, allocation: Allocation, dst: Runs, src: Bytes) -> _EventTicket | None:
+        import torch
+
+        if not dst.nbytes:
+            return None
+        begin = allocation.offset + dst.offset
+        source = torch.from_numpy(np.asarray(_Exported(src)))
+        with torch.cuda.stream(self._stream):
+            if dst.contiguous:
+                self._bytes[begin : begin + dst.nbytes].copy_(source, non_blocking=True)
+            else:
+                # One flat copy over the bus, then the device spreads the runs, at its own memory's speed.
+                packed = source.to(self._device, non_blocking=True).view(dst.num_runs, dst.run_bytes)
+                runs = self._bytes.as_strided((dst.num_runs, dst.run_bytes), (dst.stride_bytes, 1), begin)
+                runs.copy_(packed)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return _EventTicket(event, src)
+
+    def checksum(self, allocation: Allocation, offset: int, nbytes: int) -> int | None:  # noqa: ARG002
+        return None
+
+    def tensor(self, allocation: Allocation, view: View) -> torch.Tensor:
+        import torch
+
+        dtype, shape = torch_layout(view.name, view.dtype, view.shape, raw=True)
+        assert view.offset + view.nbytes <= allocation.nbytes, view
+        lease = self.lease(allocation)
+        if not view.nbytes:
+            lease.close()
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        begin = allocation.offset + view.offset
+        leased = _LeasedDeviceBytes(self._bytes[begin : begin + view.nbytes], lease)
+        return torch.as_tensor(leased, device=self._device).view(dtype).view(shape)
+
+    def _wipe(self, allocation: Allocation) -> None:
+        import torch
+
+        if self._poison:
+            with torch.cuda.stream(self._stream):
+                self._bytes[allocation.offset : allocation.offset + allocation.nbytes].fill_(POISON)
+            self._stream.synchronize()
+
+
+class _EventTicket:
+    """Waits for an event of the copy stream, and keeps the source alive until then."""
+
+    def __init__(self, event: torch.cuda.Event, src: Bytes) -> None:
+        self._event = event
+        self._src: Bytes | None = src
+
+    def wait(self) -> None:
+        self._event.synchronize()
+        self._src = None
+
+
+class _Exported:
+    """A read-only array that torch takes without a warning: it is only copied from."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        interface = dict(self._data.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        return interface
+
+
+class _LeasedDeviceBytes:
+    """Exports device bytes; the storage that torch makes of them keeps this object, and it the lease."""
+
+    def __init__(self, data: torch.Tensor, lease: Lease) -> None:
+        self.data = data
+        self.lease = lease
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": tuple(self.data.shape),
+            "typestr": "|u1",
+            "data": (self.data.data_ptr(), False),
+            "strides": None,
+            "version": 2,
+        }

@@ -1,0 +1,153 @@
+"""Reading extents straight to where their bytes belong: one rank, or one process, needs them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+
+from megamind_ray.core.report import Verified
+from megamind_ray.device.arena import WriteTicket
+from megamind_ray.device.strided import Bytes, Runs, copy_runs
+from megamind_ray.engine.cut import Segment
+from megamind_ray.engine.extent_reader import ExtentReader
+
+__all__ = ["Sink", "read_to_sink"]
+
+
+class Sink(Protocol):
+    """Where the bytes of tensors go. Thread-safe for disjoint ranges."""
+
+    def host(self, tensor: int) -> tuple[Bytes, int] | None:
+        """A buffer that the host can write to and the offset of the tensor's first byte in it, or None."""
+
+    def write(self, tensor: int, dst: Runs, src: Bytes) -> WriteTicket | None:
+        """Copies packed bytes to runs of a tensor; used where ``host`` gives None."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Straight:
+    """A range of the file whose bytes lie in one buffer in the same order."""
+
+    begin: int
+    end: int
+    buffer: Bytes
+    shift: int  # offset in the buffer less offset in the file
+
+
+def read_to_sink(
+    reader: ExtentReader, sink: Sink, file: int, begin: int, end: int, segments: list[Segment]
+) -> Verified:
+    """Reads one extent and puts its segments in place.
+
+    Chunks whose bytes stay in order are read straight into place; all others pass through a staging buffer. The file
+    is checked for changes afterwards.
+
+    Args:
+        reader: Of the extent's file.
+        sink: Where the tensors are.
+        file: File id.
+        begin: First byte of the extent.
+        end: One past its last.
+        segments: Of the extent's blocks, all of them.
+
+    Raises:
+        IntegrityError, SourceError: As the reader's.
+    """
+    straight = _straight_ranges(sink, segments)
+    verified: Verified = "reference"
+    for is_straight, group in groupby(
+        _choices(reader, file, begin, end, segments, straight), lambda it: it[2] is not None
+    ):
+        pieces = list(group)
+        if is_straight:
+            for piece_begin, piece_end, place in pieces:
+                assert place is not None
+                target = place.buffer[piece_begin + place.shift : piece_end + place.shift]
+                verified = _weaker(verified, reader.read_into(file, piece_begin, piece_end, target))
+        else:
+            staged_begin, staged_end = pieces[0][0], pieces[-1][1]
+            with reader.staged(file, staged_begin, staged_end) as extent:
+                _scatter(sink, extent.data, staged_begin, staged_end, segments)
+                verified = _weaker(verified, extent.verified)
+    reader.check_unchanged(file)
+    return verified
+
+
+def _weaker(left: Verified, right: Verified) -> Verified:
+    return left if right == "reference" else right
+
+
+def _straight_ranges(sink: Sink, segments: list[Segment]) -> list[_Straight]:
+    """Contiguous segments, merged where they go on both in the file and in the buffer; ascending."""
+    ranges: list[_Straight] = []
+    for segment in sorted(segments, key=lambda it: it.src.offset):
+        place = sink.host(segment.tensor)
+        if place is None or not (segment.src.contiguous and segment.dst.contiguous) or not segment.nbytes:
+            continue
+        buffer, offset = place
+        begin, shift = segment.src.offset, offset + segment.dst.offset - segment.src.offset
+        last = ranges[-1] if ranges else None
+        if last is not None and last.buffer is buffer and last.shift == shift and last.end == begin:
+            ranges[-1] = _Straight(last.begin, begin + segment.nbytes, buffer, shift)
+        else:
+            ranges.append(_Straight(begin, begin + segment.nbytes, buffer, shift))
+    return ranges
+
+
+def _choices(
+    reader: ExtentReader, file: int, begin: int, end: int, segments: list[Segment], straight: list[_Straight]
+) -> Iterator[tuple[int, int, _Straight | None]]:
+    """The chunks of an extent, each with the range that takes it whole; None where it must be staged."""
+    demands = np.array([(it.src.offset, it.src.end) for it in segments], np.int64).reshape(-1, 2)
+    for piece_begin, piece_end in reader.pieces(file, begin, end):
+        place = next((it for it in straight if it.begin <= piece_begin and piece_end <= it.end), None)
+        if place is not None:
+            # Bytes that are needed twice (one tensor under two names, each with memory of its own) are staged.
+            touching = (demands[:, 0] < piece_end) & (demands[:, 1] > piece_begin)
+            clipped = np.minimum(demands[touching, 1], piece_end) - np.maximum(demands[touching, 0], piece_begin)
+            if int(clipped.sum()) != piece_end - piece_begin:
+                place = None
+        yield piece_begin, piece_end, place
+
+
+def _scatter(sink: Sink, data: Bytes, begin: int, end: int, segments: list[Segment]) -> None:
+    """Puts what ``[begin, end)`` of the file has of the segments in place."""
+    tickets = []
+    for segment in segments:
+        clipped = _clip(segment, begin, end)
+        if clipped is None:
+            continue
+        src, dst = clipped
+        here = Runs(src.offset - begin, src.run_bytes, src.num_runs, src.stride_bytes)
+        place = sink.host(segment.tensor)
+        if place is not None:
+            buffer, offset = place
+            copy_runs(data, here, buffer, Runs(offset + dst.offset, dst.run_bytes, dst.num_runs, dst.stride_bytes))
+            continue
+        packed = data[here.offset : here.end]
+        if not here.contiguous:
+            packed = np.empty(here.nbytes, np.uint8)
+            copy_runs(data, here, packed, Runs(0, here.run_bytes, here.num_runs, here.run_bytes))
+        ticket = sink.write(segment.tensor, dst, packed)
+        if ticket is not None:
+            tickets.append(ticket)
+    for ticket in tickets:  # before the staging buffer goes to somebody else
+        ticket.wait()
+
+
+def _clip(segment: Segment, begin: int, end: int) -> tuple[Runs, Runs] | None:
+    """The part of a segment in ``[begin, end)``; only contiguous ones ever lie across its borders."""
+    src, dst = segment.src, segment.dst
+    if src.end <= begin or end <= src.offset:
+        return None
+    if begin <= src.offset and src.end <= end:
+        return src, dst
+    whole = src.contiguous and dst.contiguous
+    assert whole, f"{segment} would be cut at [{begin}, {end})"
+    first, last = max(src.offset, begin), min(src.end, end)
+    skipped, nbytes = first - src.offset, last - first
+    return Runs(first, nbytes, 1, nbytes), Runs(dst.offset + skipped, nbytes, 1, nbytes)

@@ -1,0 +1,194 @@
+"""A whole plan in one process, without Ray: what node agents and workers do, with threads in place of actors."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+import numpy as np
+
+from megamind_ray.config import Config
+from megamind_ray.core.ids import LoadId, NodeId, Rank
+from megamind_ray.core.manifest import Manifest
+from megamind_ray.core.plan import Plan
+from megamind_ray.core.program import AgentProgram
+from megamind_ray.core.report import LoadReport, Verified
+from megamind_ray.device.arena import Arena
+from megamind_ray.engine.cut import BlockCutter
+from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
+from megamind_ray.engine.session import RankSession
+from megamind_ray.engine.team import run_team
+from megamind_ray.errors import RequestError
+from megamind_ray.io.source import open_source
+from megamind_ray.planning.compile import compile_agent, compile_rank
+
+__all__ = ["LocalLoad", "load_plan", "run_plan"]
+
+_LOAD = LoadId("local#0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalLoad:
+    """What a load in one process gave.
+
+    Attributes:
+        sessions: By rank, finished.
+        report: What was read and written.
+    """
+
+    sessions: tuple[RankSession, ...]
+    report: LoadReport
+
+
+def run_plan(
+    plan: Plan, manifest: Manifest, config: Config, arenas: Sequence[Arena], *, opener: SourceOpener = open_source
+) -> list[RankSession]:
+    """As ``load_plan``, without the report."""
+    return list(load_plan(plan, manifest, config, arenas, opener=opener).sessions)
+
+
+def load_plan(
+    plan: Plan,
+    manifest: Manifest,
+    config: Config,
+    arenas: Sequence[Arena],
+    *,
+    opener: SourceOpener = open_source,
+    stop: threading.Event | None = None,
+) -> LocalLoad:
+    """Executes a plan: every extent is read once, its blocks go to all sessions that need them.
+
+    A block is applied as soon as it is cut, so bytes in flight are bounded by ``config.io.read_threads`` extents and
+    blocks. The first error stops everything and gives all arenas back.
+
+    Args:
+        plan: What to move.
+        manifest: The checkpoint that it was made for.
+        config: Threads and retries.
+        arenas: One per rank; several ranks may share one.
+        opener: Opens files.
+        stop: Set from outside, it ends the load early.
+
+    Raises:
+        RequestError: Not one arena per rank.
+        CapacityError: An arena has no room.
+        IntegrityError, SourceError: Bytes are wrong, or cannot be read.
+        ClusterError: ``stop`` was set.
+    """
+    if len(arenas) != plan.parallel.world:
+        raise RequestError(f"{len(arenas)} arenas for {plan.parallel.world} ranks; give one for each rank")
+    started_at, started_s = datetime.now(UTC), time.perf_counter()
+    stop = stop if stop is not None else threading.Event()
+    with contextlib.ExitStack() as on_error:
+        sessions = []
+        for rank, arena in enumerate(arenas):
+            program = compile_rank(plan, manifest, Rank(rank), _LOAD)
+            sessions.append(RankSession(program, arena, config, opener=opener))
+            on_error.callback(sessions[-1].release)
+        agents = [
+            _Agent(_agent_program(plan, manifest, node), sessions, config, opener, stop)
+            for node in dict.fromkeys(plan.tables["extents"]["node"].to_pylist())
+        ]
+        with contextlib.ExitStack() as readers:
+            for agent in agents:
+                readers.callback(agent.reader.close)
+            transfer_s = time.perf_counter()
+            run_team(_work(agents, sessions), _call, num_threads=config.io.read_threads, name="local-load", stop=stop)
+            for agent in agents:
+                agent.reader.check_unchanged()
+        for session in sessions:
+            session.finish()
+        seconds = {"transfer": time.perf_counter() - transfer_s, "total": time.perf_counter() - started_s}
+        on_error.pop_all()
+    return LocalLoad(sessions=tuple(sessions), report=_report(plan, manifest, agents, sessions, started_at, seconds))
+
+
+class _Agent:
+    """A node agent's reading and cutting; blocks go straight to the sessions."""
+
+    def __init__(
+        self,
+        program: AgentProgram,
+        sessions: Sequence[RankSession],
+        config: Config,
+        opener: SourceOpener,
+        stop: threading.Event,
+    ) -> None:
+        self.program = program
+        self.reader = ExtentReader(program.files, config, opener=opener, stop=stop)
+        self.verified: Verified = "reference"
+        self._sessions = sessions
+        self._cutter = BlockCutter(program.blocks, program.segments)
+        self._consumers = dict(zip(program.blocks.block.tolist(), program.blocks.consumers.tolist(), strict=True))
+
+    def read(self, row: int) -> None:
+        """Reads an extent and applies its blocks."""
+        extents = self.program.extents
+        begin, end = int(extents.begin[row]), int(extents.end[row])
+        with self.reader.staged(int(extents.file[row]), begin, end) as extent:
+            if extent.verified != "reference":
+                self.verified = extent.verified
+            for block in self._cutter.cut(int(extents.extent[row]), begin, extent.data):
+                for rank in self.program.consumer_sets[self._consumers[block.block]]:
+                    self._sessions[rank].apply(block.block, block.data, block.crc32)
+
+
+def _agent_program(plan: Plan, manifest: Manifest, node: str) -> AgentProgram:
+    return compile_agent(plan, manifest, NodeId(node), _LOAD, credit_bytes=0, keep_blocks=np.empty(0, np.int64))
+
+
+def _work(agents: Sequence[_Agent], sessions: Sequence[RankSession]) -> Iterable[Callable[[], None]]:
+    """All extents, each reader's in its own order, readers taking turns as they would on their own machines."""
+    queues = [[partial(agent.read, row) for row in range(len(agent.program.extents))] for agent in agents]
+    queues += [
+        [partial(session.read_extent, row) for row in range(len(session.program.extents))] for session in sessions
+    ]
+    for turn in range(max(map(len, queues), default=0)):
+        for queue in queues:
+            if turn < len(queue):
+                yield queue[turn]
+
+
+def _call(action: Callable[[], None]) -> None:
+    action()
+
+
+def _report(
+    plan: Plan,
+    manifest: Manifest,
+    agents: Sequence[_Agent],
+    sessions: Sequence[RankSession],
+    started_at: datetime,
+    seconds: dict[str, float],
+) -> LoadReport:
+    reads = [agent.reader.counters.totals() for agent in agents] + [session.reads for session in sessions]
+    checks = [agent.verified for agent in agents] + [session.verified for session in sessions]
+    faults = [fault for agent in agents for fault in agent.reader.faults]
+    faults += [fault for session in sessions for fault in session.faults]
+    ranks = plan.tables["ranks"]
+    places = zip(ranks["node"].to_pylist(), ranks["gpu"].to_pylist(), strict=True)
+    bytes_read = sum(total.payload_bytes for total in reads)
+    to_device = sum(session.bytes_to_device for session in sessions)
+    return LoadReport(
+        model=plan.uri.rstrip("/").rpartition("/")[2],
+        uri=plan.uri,
+        parallel=asdict(plan.parallel),
+        started_at=started_at.isoformat(),
+        bytes_total=plan.bytes_total,
+        bytes_from_storage=bytes_read,
+        bytes_headers=manifest.header_bytes,
+        bytes_retried=sum(total.retried_bytes for total in reads),
+        bytes_to_device=to_device,
+        bytes_replicated=to_device - plan.bytes_total,
+        seconds=seconds,
+        throughput_bytes_per_s=bytes_read / seconds["transfer"] if bytes_read else 0.0,
+        ranks=tuple(session.report(node=node, gpu=gpu) for session, (node, gpu) in zip(sessions, places, strict=True)),
+        faults=tuple(faults),
+        verified="reference" if all(check == "reference" for check in checks) else "transit",
+        notes=plan.notes,
+    )

@@ -1,0 +1,49 @@
+"""Host buffers that are used again: fresh memory costs more at first touch than a read from the page cache."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from megamind_ray.device.arena import map_anonymous
+from megamind_ray.device.strided import Bytes
+
+__all__ = ["StagingRing", "host_buffer"]
+
+
+def host_buffer(nbytes: int) -> Bytes:
+    """A fresh page-aligned buffer."""
+    return np.frombuffer(map_anonymous(nbytes), dtype=np.uint8, count=nbytes)
+
+
+class StagingRing:
+    """At most ``num_buffers`` buffers, made when first needed. Thread-safe.
+
+    Args:
+        num_buffers: How many may be out at a time; who comes later waits for one.
+        make: Makes a buffer of so many bytes; ``Arena.staging`` gives pinned ones for a GPU.
+    """
+
+    def __init__(self, num_buffers: int, make: Callable[[int], Bytes] = host_buffer) -> None:
+        self._make = make
+        self._free: list[Bytes] = []
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(num_buffers)
+
+    @contextmanager
+    def lend(self, nbytes: int) -> Iterator[Bytes]:
+        """A buffer of exactly ``nbytes``, with whatever its last user left in it."""
+        with self._slots:
+            with self._lock:
+                # The last one back is the one that caches know best.
+                buffer = self._free.pop() if self._free else None
+            if buffer is None or buffer.nbytes < nbytes:
+                buffer = self._make(nbytes)
+            try:
+                yield buffer[:nbytes]
+            finally:
+                with self._lock:
+                    self._free.append(buffer)
