@@ -1,7 +1,26 @@
 """Manifest, mesh and hardware -> a plan."""
 
+from megamind_ray.planning.build import build_plan
+from megamind_ray.planning.capacity import choose_keep_blocks, keep_budget_bytes, pool_budget_bytes
+from megamind_ray.planning.compile import compile_agent, compile_rank, load_facts
 from megamind_ray.planning.demands import build_demands
 from megamind_ray.planning.geometry import BoxRows, box_rows
 from megamind_ray.planning.rules import load_rules
+from megamind_ray.planning.topology_file import dump_topology, load_topology, parse_topology
 
-__all__ = ["BoxRows", "box_rows", "build_demands", "load_rules"]
+__all__ = [
+    "BoxRows",
+    "box_rows",
+    "build_demands",
+    "build_plan",
+    "choose_keep_blocks",
+    "compile_agent",
+    "compile_rank",
+    "dump_topology",
+    "keep_budget_bytes",
+    "load_facts",
+    "load_rules",
+    "load_topology",
+    "parse_topology",
+    "pool_budget_bytes",
+]

@@ -1,0 +1,197 @@
+"""From demands to extents, blocks and segments (docs/design/0004, details in 0005)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from megamind_ray.core.demands import Demands, Int64Array, SliceTable
+from megamind_ray.planning.columns import Grouped, expand
+from megamind_ray.planning.grid import Grid, Ranges, Rows, extents_of, rows_of, sets_of
+
+__all__ = ["Cut", "Segments", "cut"]
+
+# Rows whose segments are computed at a time: bounds the temporaries.
+_BATCH_ROWS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """Rows of the plan's ``segments`` table, sorted by block, then as in the slice table."""
+
+    block: Int64Array
+    tensor: Int64Array
+    disk_tensor: Int64Array
+    block_offset: Int64Array
+    src_offset: Int64Array
+    run_bytes: Int64Array
+    num_runs: Int64Array
+    src_stride_bytes: Int64Array
+    dst_offset: Int64Array
+    dst_stride_bytes: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Extents, blocks and segments. Offsets are in files again.
+
+    Attributes:
+        file: By extent.
+        begin: By extent.
+        end: By extent.
+        only_rank: By extent, the rank that alone needs it, -1 where several do.
+        nodes: By extent, the nodes of its consumers (indices, as in ``node_of_rank``).
+        set_nodes: By consumer set, the nodes of its ranks.
+        block_extent: By block, ascending.
+        block_consumers: By block, index into the consumer sets.
+        block_nbytes: By block.
+        segments: See ``Segments``.
+    """
+
+    file: Int64Array
+    begin: Int64Array
+    end: Int64Array
+    only_rank: Int64Array
+    nodes: Grouped
+    set_nodes: Grouped
+    block_extent: Int64Array
+    block_consumers: Int64Array
+    block_nbytes: Int64Array
+    segments: Segments
+
+
+def cut(demands: Demands, grid: Grid, node_of_rank: Int64Array, *, apart: bool = True) -> Cut:
+    """Cuts the demanded bytes into extents, and these into blocks and segments.
+
+    Args:
+        demands: What the ranks need.
+        grid: Files and sizes.
+        node_of_rank: By rank, the index of its node.
+        apart: Give chunks that one rank alone needs extents of their own, which that rank may then read itself.
+    """
+    sets = sets_of(demands, node_of_rank)
+    rows = rows_of(demands.slices, grid)
+    extents = extents_of(rows, sets, grid, apart=apart)
+    pieces = _all_pieces(rows, extents, demands.slices, len(demands.consumer_sets))
+    base, shift = grid.bases()
+    file = np.searchsorted(base, extents.begin, side="right") - 1
+    block_extent, block_consumers, block_nbytes, segments = _blocks(pieces, len(demands.consumer_sets), shift[file])
+    of_block, node = sets.nodes.explode(block_consumers)
+    owners, start = np.unique(block_extent, return_index=True)
+    assert len(owners) == len(extents), "an extent without a consumer"
+    only_rank = np.full(len(extents), -1, np.int64)
+    if len(owners):
+        lowest = np.minimum.reduceat(sets.lowest[block_consumers], start)
+        only_rank = np.where(lowest == np.maximum.reduceat(sets.highest[block_consumers], start), lowest, -1)
+    return Cut(
+        file=file,
+        begin=extents.begin + shift[file],
+        end=extents.end + shift[file],
+        only_rank=only_rank,
+        nodes=Grouped.from_pairs(block_extent[of_block], node, len(extents)),
+        set_nodes=sets.nodes,
+        block_extent=block_extent,
+        block_consumers=block_consumers,
+        block_nbytes=block_nbytes,
+        segments=segments,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Segments before they are grouped; ``block_key`` is extent and consumer set in one number, ``src`` is global."""
+
+    block_key: Int64Array
+    tensor: Int64Array
+    disk_tensor: Int64Array
+    src: Int64Array
+    run: Int64Array
+    num: Int64Array
+    stride: Int64Array
+    dst: Int64Array
+    dst_stride: Int64Array
+
+
+def _all_pieces(rows: Rows, extents: Ranges, slices: SliceTable, num_sets: int) -> _Pieces:
+    batches = [
+        _clip(rows.part(begin, begin + _BATCH_ROWS), extents, slices, num_sets)
+        for begin in range(0, max(1, len(rows)), _BATCH_ROWS)
+    ]
+    names = [field.name for field in fields(_Pieces)]
+    return _Pieces(*(np.concatenate([getattr(batch, name) for batch in batches]) for name in names))
+
+
+def _clip(rows: Rows, extents: Ranges, slices: SliceTable, num_sets: int) -> _Pieces:
+    """Cuts rows at extent borders.
+
+    A position ``x`` relative to the begin of a row with runs ``r``, ``t`` apart, is the packed position
+    ``(x // t) * r + min(x % t, r)``. So the window of an extent is a packed range, which is at most the end of a run,
+    whole runs, and the begin of a run.
+    """
+    first = np.searchsorted(extents.end, rows.begin, side="right")
+    owner, step = expand(np.searchsorted(extents.begin, rows.end, side="left") - first)
+    extent = first[owner] + step
+    begin, run, stride = rows.begin[owner], rows.run[owner], rows.stride[owner]
+    low = np.maximum(extents.begin[extent], begin) - begin
+    high = np.minimum(extents.end[extent], rows.end[owner]) - begin
+    low_run, low_rest = np.divmod(_packed(low, run, stride), run)
+    high_run, high_rest = np.divmod(_packed(high, run, stride), run)
+    same = low_run == high_run
+    zero = np.zeros_like(run)
+    # Three columns: the end of a run, whole runs, the begin of a run. Those that are empty are dropped below.
+    head = np.where(same, high_rest - low_rest, np.where(low_rest > 0, run - low_rest, 0))
+    body_run = low_run + (low_rest > 0)
+    body_num = np.where(same, 0, high_run - body_run)
+    tail = np.where(same, 0, high_rest)
+    index = np.stack([low_run, body_run, high_run], axis=1)
+    within = np.stack([low_rest, zero, zero], axis=1)
+    length = np.stack([head, run, tail], axis=1)
+    num = np.stack([zero + 1, body_num, zero + 1], axis=1)
+    keep = (length > 0) & (num > 0)
+    owner3 = np.broadcast_to(owner[:, None], keep.shape)[keep]
+    index, within, length, num = index[keep], within[keep], length[keep], num[keep]
+    source = rows.source[owner3]
+    key = np.broadcast_to((extent * num_sets)[:, None], keep.shape)[keep] + rows.consumers[owner3]
+    several = num > 1
+    return _Pieces(
+        block_key=key,
+        tensor=slices.tensor[source],
+        disk_tensor=slices.disk_tensor[source],
+        src=rows.begin[owner3] + index * rows.stride[owner3] + within,
+        run=length,
+        num=num,
+        stride=np.where(several, rows.stride[owner3], length),
+        dst=rows.dst[owner3] + index * rows.dst_stride[owner3] + within,
+        dst_stride=np.where(several, rows.dst_stride[owner3], length),
+    )
+
+
+def _packed(position: Int64Array, run: Int64Array, stride: Int64Array) -> Int64Array:
+    index, rest = np.divmod(position, stride)
+    return index * run + np.minimum(rest, run)
+
+
+def _blocks(
+    pieces: _Pieces, num_sets: int, shift_of_extent: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array, Segments]:
+    """Groups pieces by (extent, consumer set), keeping their order: (extent, consumers, nbytes) by block, segments."""
+    order = np.argsort(pieces.block_key, kind="stable")
+    keys, start, block = np.unique(pieces.block_key[order], return_index=True, return_inverse=True)
+    extent, consumers = np.divmod(keys, max(1, num_sets))
+    nbytes = (pieces.run * pieces.num)[order]
+    offset = np.cumsum(nbytes) - nbytes
+    block_nbytes = np.add.reduceat(nbytes, start) if len(keys) else keys
+    segments = Segments(
+        block=block.astype(np.int64),
+        tensor=pieces.tensor[order],
+        disk_tensor=pieces.disk_tensor[order],
+        block_offset=offset - offset[start][block],
+        src_offset=pieces.src[order] + shift_of_extent[extent][block],
+        run_bytes=pieces.run[order],
+        num_runs=pieces.num[order],
+        src_stride_bytes=pieces.stride[order],
+        dst_offset=pieces.dst[order],
+        dst_stride_bytes=pieces.dst_stride[order],
+    )
+    return extent, consumers, block_nbytes, segments

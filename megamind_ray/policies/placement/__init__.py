@@ -1,0 +1,1 @@
+"""Which GPU each rank of a mesh gets."""
