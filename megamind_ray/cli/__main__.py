@@ -1,0 +1,7 @@
+"""``python -m megamind_ray.cli``, where the console script is not on PATH."""
+
+import sys
+
+from megamind_ray.cli.app import main
+
+sys.exit(main())

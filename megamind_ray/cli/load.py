@@ -1,0 +1,139 @@
+"""``megamind load``: a checkpoint onto the GPUs of a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from megamind_ray.cli.exit_codes import mark_started
+from megamind_ray.cli.interrupts import terminated_as_interrupt
+from megamind_ray.cli.options import (
+    Address,
+    AllowReplication,
+    AsJson,
+    ConfigFile,
+    Dp,
+    Ep,
+    Fleet,
+    Pp,
+    RulesFile,
+    SidecarPath,
+    Tp,
+    Uri,
+    examples,
+)
+from megamind_ray.cli.output import Output
+from megamind_ray.errors import CapacityError, MegamindError, RequestError
+
+if TYPE_CHECKING:
+    from megamind_ray.core.report import LoadReport
+
+__all__ = ["EXAMPLES", "load_command"]
+
+EXAMPLES = examples(
+    "megamind load /models/llama-3-8b --tp 2",
+    "megamind load s3://models/deepseek-v3 --tp 8 --pp 2 --detach --name deepseek",
+    "ray job submit --working-dir . -- megamind load /models/llama-3-70b --tp 8 --report report.json",
+    "megamind load model.safetensors --tp 2 --num-gpus 2    (a local Ray with two logical GPUs)",
+)
+
+
+def load_command(
+    uri: Uri,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    ep: Ep = 1,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the model in the fleet; default: from the URI.")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep/--no-keep", help="Whether blocks stay in the pool for a fast reload.")
+    ] = True,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave the model loaded when this command ends; `megamind down` ends it.")
+    ] = False,
+    rules: RulesFile = None,
+    allow_replication: AllowReplication = False,
+    sidecar: SidecarPath = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON.")
+    ] = None,
+    address: Address = None,
+    fleet: Fleet = "default",
+    num_gpus: Annotated[
+        int | None, typer.Option("--num-gpus", min=1, help="Logical GPUs of the local Ray, if this command starts one.")
+    ] = None,
+    device_memory: Annotated[
+        str | None,
+        typer.Option("--device-memory", metavar="SIZE", help="Memory for weights per GPU, for example 70GiB."),
+    ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option("--pool", metavar="SIZE", help="Object store of the local Ray, if this command starts one."),
+    ] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Loads a checkpoint onto every GPU of the mesh: each byte read from storage once, verified, sliced per rank.
+
+    Without --detach the model is loaded, reported and given back when the command ends.
+    """
+    with Output(as_json) as output, terminated_as_interrupt():
+        # Before anything is started: mistakes in options and files.
+        from megamind_ray.api.cluster import connect
+        from megamind_ray.cli.progress import LoadProgress
+        from megamind_ray.config import load_config
+        from megamind_ray.core.parallel import Parallel
+        from megamind_ray.planning import load_rules
+        from megamind_ray.report.tables import report_tables
+
+        parallel = Parallel(tp=tp, pp=pp, dp=dp, ep=ep)
+        settings = load_config(config)
+        user_rules = load_rules(rules) if rules is not None else ()
+        _require_writable(report)
+        cluster = connect(
+            address,
+            num_gpus=num_gpus,
+            device_memory=device_memory,
+            lifetime="detached" if detach else "job",
+            fleet=fleet,
+            pool=pool,
+            config=settings,
+        )
+        with cluster, LoadProgress() as progress:
+            try:
+                model = cluster.load(
+                    uri,
+                    parallel=parallel,
+                    name=name,
+                    keep=keep,
+                    rules=user_rules,
+                    allow_replication=allow_replication,
+                    sidecar=sidecar,
+                    on_progress=progress.show,
+                )
+            except CapacityError as error:
+                if progress.moving:
+                    mark_started(error)
+                raise
+        if report is not None:
+            _write_report(report, model.report)
+        output.emit(model.report.to_json(), report_tables(model.report))
+
+
+def _require_writable(report: Path | None) -> None:
+    if report is not None and not report.absolute().parent.is_dir():
+        raise RequestError(f"--report {report}: there is no folder {report.absolute().parent}; make it first")
+
+
+def _write_report(path: Path, report: LoadReport) -> None:
+    try:
+        path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise MegamindError(
+            f"--report {path}: cannot be written ({error.strerror}); the load itself was done"
+        ) from error

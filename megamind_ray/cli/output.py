@@ -1,0 +1,108 @@
+"""Results go to stdout, once; everything else goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from megamind_ray.errors import CapacityError, MegamindError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+__all__ = ["Output", "error_document", "print_error", "print_json", "stderr_console"]
+
+# Tables that go to a file or a pipe are not cut to some terminal's width.
+_PIPE_COLUMNS = 200
+
+
+class Output:
+    """The result of one command.
+
+    As a context it keeps stdout free: what anything else prints meanwhile (Ray shows the output of its workers) goes
+    to stderr. ``emit`` is called once, and prints when the context ends well.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self._result: tuple[object, RenderableType | str] | None = None
+        self._redirect = redirect_stdout(sys.stderr)
+
+    def __enter__(self) -> Self:
+        self._redirect.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._redirect.__exit__(kind, error, trace)
+        if error is None and self._result is not None:
+            self._print(*self._result)
+
+    def emit(self, document: object, text: RenderableType | str) -> None:
+        """Sets the result.
+
+        Args:
+            document: For ``--json``.
+            text: For people.
+        """
+        self._result = (document, text)
+
+    def _print(self, document: object, text: RenderableType | str) -> None:
+        if self.as_json:
+            print_json(document)
+        else:
+            _console(stderr=False).print(text, markup=False, highlight=False)
+
+
+def print_json(document: object) -> None:
+    """Writes one JSON document and a line end to stdout."""
+    sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def error_document(error: BaseException, exit_code: int, *, message: str | None = None) -> dict[str, Any]:
+    """An error as plain JSON values: its class, message, attributes and the exit code it leads to."""
+    known = isinstance(error, MegamindError)
+    fields = {name: value for name, value in vars(error).items() if name != "message" and not name.startswith("_")}
+    if isinstance(error, CapacityError):
+        fields["missing_bytes"] = error.missing_bytes
+    return {
+        "error": {
+            "class": _class_name(error),
+            "message": message if message is not None else str(error),
+            "fields": fields if known else {},
+            "exit_code": exit_code,
+        }
+    }
+
+
+def print_error(document: dict[str, Any]) -> None:
+    """Writes an error as one block to stderr."""
+    error = document["error"]
+    lines = [f"megamind: {error['class']}: {error['message']}"]
+    lines += [f"  {name}: {value}" for name, value in error["fields"].items() if value is not None]
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+def stderr_console() -> Console:
+    """Where progress is shown, if it is a terminal."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else _PIPE_COLUMNS)
+
+
+def _class_name(error: BaseException) -> str:
+    # An error that crossed from an actor is of a class that Ray made from ours.
+    for cls in type(error).__mro__:
+        if cls.__module__ == MegamindError.__module__:
+            return cls.__name__
+    return type(error).__name__

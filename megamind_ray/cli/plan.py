@@ -1,0 +1,80 @@
+"""``megamind plan``: what a load would do, without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from megamind_ray.cli.options import AllowReplication, AsJson, ConfigFile, Dp, Ep, Pp, RulesFile, Tp, Uri, examples
+from megamind_ray.cli.output import Output
+
+__all__ = ["EXAMPLES", "plan_command"]
+
+EXAMPLES = examples(
+    "megamind plan /models/llama-3-70b --tp 8",
+    "megamind plan s3://models/deepseek-v3 --tp 8 --pp 2 --topology cluster.toml --save plan/",
+    "megamind plan /models/llama-3-8b --tp 2 --explain model.layers.0.self_attn.q_proj.weight",
+)
+
+
+def plan_command(
+    uri: Uri,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    ep: Ep = 1,
+    topology: Annotated[
+        Path | None,
+        typer.Option("--topology", metavar="FILE", help="TOML file with nodes, GPUs, disks and networks."),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Whether blocks stay in the pool.")] = True,
+    rules: RulesFile = None,
+    allow_replication: AllowReplication = False,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="DIR", help="Write the whole plan there, as Parquet tables.")
+    ] = None,
+    explain: Annotated[
+        list[str] | None,
+        typer.Option("--explain", metavar="TENSOR", help="Say where this tensor goes and why; may be repeated."),
+    ] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plans a load: which rank goes to which GPU, who reads what, what is replicated, whether it fits.
+
+    Needs no cluster. Without --topology the plan is made for nodes of eight 80 GiB GPUs.
+    """
+    with Output(as_json) as output:
+        from rich.console import Group, RenderableType
+        from rich.text import Text
+
+        from megamind_ray.api.plan import plan
+        from megamind_ray.config import load_config
+        from megamind_ray.core.parallel import Parallel
+        from megamind_ray.planning import load_rules
+        from megamind_ray.report.summary import summarize_plan
+        from megamind_ray.report.tables import plan_tables
+
+        made = plan(
+            uri,
+            parallel=Parallel(tp=tp, pp=pp, dp=dp, ep=ep),
+            topology=topology,
+            rules=load_rules(rules) if rules is not None else (),
+            keep=keep,
+            allow_replication=allow_replication,
+            config=load_config(config),
+        )
+        summary = summarize_plan(made)
+        hardware = "nominal nodes of eight 80 GiB GPUs" if topology is None else str(topology)
+        document: dict[str, Any] = {**summary.to_json(), "topology": hardware}
+        parts: list[RenderableType] = [Text(f"planned for {hardware}\n"), plan_tables(summary)]
+        if explain:
+            document["explained"] = {tensor: made.explain(tensor) for tensor in explain}
+            parts += [Text(f"\n{answer}") for answer in document["explained"].values()]
+        if save is not None:
+            made.save(save)
+            document["saved"] = str(save)
+            parts.append(Text(f"\nplan saved in {save}"))
+        output.emit(document, Group(*parts))
