@@ -28,6 +28,7 @@ __all__ = [
     "RetryConfig",
     "RoutingConfig",
     "load_config",
+    "ray_address",
 ]
 
 
@@ -228,6 +229,12 @@ def load_config(
     _merge(values, overrides or {}, "arguments")
     sections = get_type_hints(Config)
     return Config(**{name: sections[name](**fields) for name, fields in values.items()})
+
+
+def ray_address(environ: Mapping[str, str] | None = None) -> str | None:
+    """Ray's own variable for the cluster to join, or None."""
+    env = os.environ if environ is None else environ
+    return env.get("RAY_ADDRESS") or None
 
 
 def _read_toml(path: Path) -> Mapping[str, Mapping[str, object]]:

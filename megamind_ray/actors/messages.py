@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from megamind_ray.config import Config
-from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import BlockId, ExtentId, Generation, LoadId, ModelName, NodeId, Rank
 from megamind_ray.core.parallel import Coords, Parallel, Rule
-from megamind_ray.core.report import Fault, Kept
+from megamind_ray.core.report import Fault, Kept, RankReport
 from megamind_ray.errors import MegamindError
 
 __all__ = [
@@ -17,13 +19,16 @@ __all__ = [
     "AgentStatus",
     "BlockHandle",
     "Consumer",
+    "Crc32Array",
     "Delivery",
     "ExtentFailure",
     "Lifetime",
     "LoadRequest",
     "ModelInfo",
     "PlannerFacts",
+    "RankResult",
     "RunCall",
+    "Verification",
     "WorkerFacts",
     "WorkerStatus",
     "node_consumer",
@@ -31,6 +36,9 @@ __all__ = [
 ]
 
 Lifetime = Literal["job", "detached"]
+# Weakest verification of the chunks read so far; "none" where none was read.
+Verification = Literal["reference", "transit", "off", "none"]
+Crc32Array = npt.NDArray[np.uint32]
 # What a data plane's ``put`` returns; only the same data plane can look inside.
 BlockHandle: TypeAlias = Any
 # Who takes blocks from an agent: a rank of its node, or the agent of another node.
@@ -61,11 +69,19 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerFacts:
-    """Answer to a client's greeting."""
+    """Answer to a client's greeting.
+
+    Attributes:
+        version: Release of the planner.
+        fleet: Its fleet.
+        lifetime: Of the fleet.
+        owner: What the client that started it called itself; others must not end it.
+    """
 
     version: str
     fleet: str
     lifetime: Lifetime
+    owner: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +142,7 @@ class Delivery:
     Attributes:
         serial: What the consumer acks.
         block: Plan id.
+        extent: Plan id of the extent that it was cut from.
         ranks: For which ranks.
         nbytes: Size.
         crc32s: Checksum of each segment, in plan order.
@@ -134,9 +151,10 @@ class Delivery:
 
     serial: int
     block: BlockId
+    extent: ExtentId
     ranks: tuple[Rank, ...]
     nbytes: int
-    crc32s: Int64Array
+    crc32s: Crc32Array
     handle: BlockHandle
 
 
@@ -171,8 +189,8 @@ class AgentStatus:
     failures: tuple[ExtentFailure, ...] = ()
     faults: tuple[Fault, ...] = ()
     peak_credit_bytes: int = 0
-    verified: Literal["reference", "transit", "none"] = "none"
-    kept: Kept = Kept()
+    verified: Verification = "none"
+    kept: Kept = field(default_factory=Kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +202,30 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """What a worker returns for a rank that arrived whole.
+
+    Attributes:
+        report: Its line in the load's report.
+        bytes_read: Payload of its direct reads, first attempts.
+        bytes_retried: Read again.
+        verified: Weakest verification of its direct chunks.
+        faults: What was mended on the spot.
+    """
+
+    report: RankReport
+    bytes_read: int = 0
+    bytes_retried: int = 0
+    verified: Verification = "none"
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunCall:
     """A function to run in a rank's actor. ``payload`` is cloudpickled (fn, args): only workers unpickle user code."""
 
     model: ModelName
+    load: LoadId
     rank: Rank
     coords: Coords
     parallel: Parallel

@@ -73,6 +73,7 @@ class Node:
         gpus: In the order of their index.
         memory_bytes: Host memory.
         pool_bytes: Object store.
+        pool_taken_bytes: What blocks of other loads hold in it.
         disks: Local disks.
         nics: Network interfaces.
         address: IP address, where the node is real.
@@ -83,6 +84,7 @@ class Node:
     gpus: tuple[Gpu, ...]
     memory_bytes: int
     pool_bytes: int
+    pool_taken_bytes: int = 0
     disks: tuple[Disk, ...] = ()
     nics: tuple[Nic, ...] = ()
     address: str = ""

@@ -1,0 +1,349 @@
+"""One load on one node: reads extents, cuts blocks, hands them out, relays those of other nodes. Threads, no Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from megamind_ray.actors.block_pool import BlockPool, Budget, PoolClosedError, PooledBlock
+from megamind_ray.actors.dataplane import DataPlane
+from megamind_ray.actors.messages import (
+    AgentStatus,
+    Consumer,
+    Delivery,
+    ExtentFailure,
+    Verification,
+    node_consumer,
+    rank_consumer,
+)
+from megamind_ray.config import Config
+from megamind_ray.core.ids import BlockId, ExtentId, Generation, LoadId, NodeId, Rank
+from megamind_ray.core.program import AgentProgram
+from megamind_ray.core.report import Fault, Kept
+from megamind_ray.engine.cut import BlockCutter
+from megamind_ray.engine.extent_reader import ExtentReader
+from megamind_ray.engine.team import run_team
+from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, SourceError
+from megamind_ray.io import ReadCounters
+
+__all__ = ["AgentLoad", "Peer"]
+
+_RELAY_BATCH = 4
+
+
+class Peer(Protocol):
+    """The agent of another node, as a relay sees it."""
+
+    def exchange(
+        self, load: LoadId, consumer: Consumer, acked: Sequence[int], *, limit: int, timeout_s: float
+    ) -> tuple[Delivery, ...] | None:
+        """As ``AgentLoad.exchange``; None when the load has ended there.
+
+        Raises:
+            ClusterError: It does not answer.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Extents to read and blocks to cut from them: the node's program, or a fragment of it that is done again."""
+
+    program: AgentProgram
+    reader: ExtentReader
+    cutter: BlockCutter
+
+    def consumers(
+        self, row: int, node: NodeId, ranks: Collection[Rank] | None
+    ) -> list[tuple[Consumer, tuple[Rank, ...]]]:
+        """Who takes the block in a row of the block table: local ranks one by one, others by their node."""
+        members = self.program.consumer_sets[int(self.program.blocks.consumers[row])]
+        by_consumer: dict[Consumer, tuple[Rank, ...]] = {}
+        for member in members:
+            if ranks is not None and member not in ranks:
+                continue
+            home = self.program.node_of_rank[member]
+            consumer = rank_consumer(member) if home == node else node_consumer(home)
+            by_consumer[consumer] = (*by_consumer.get(consumer, ()), Rank(member))
+        return list(by_consumer.items())
+
+
+class AgentLoad:
+    """Executes an ``AgentProgram``. All methods may be called from any thread.
+
+    Args:
+        program: What to read and whom to give it.
+        config: Threads, retries, deadlines.
+        plane: Where blocks are put.
+        peers: Agents of the other nodes in the load.
+    """
+
+    def __init__(
+        self, program: AgentProgram, config: Config, *, plane: DataPlane, peers: Mapping[NodeId, Peer]
+    ) -> None:
+        self.load = program.load
+        self._node = program.node
+        self._config = config
+        self._plane = plane
+        self._peers = peers
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._relaying: set[NodeId] = set()
+        self._failures: list[ExtentFailure] = []
+        self._failed: set[int] = set()
+        self._faults: list[Fault] = []
+        self._rejected: dict[int, int] = {}
+        self._bytes_sent = 0
+        self._verified: set[Verification] = set()
+        self._pool = BlockPool(
+            credit_bytes=program.credit_bytes,
+            # Half is for blocks that come in: two nodes full of blocks for each other would wait for ever otherwise.
+            relay_share=0.5 if peers else 0.0,
+            keep=program.keep_blocks.tolist(),
+            node=program.node,
+        )
+        self._main = self._job(program)
+        self._jobs = [self._main]
+        self._own_blocks = set(program.blocks.block.tolist())
+
+    def start(self) -> None:
+        """Begins to read, and to relay from each node that has blocks for this one."""
+        for peer in self._main.program.relays:
+            self.relay_from(NodeId(peer))
+        self._spawn("reads", lambda: self._read_all(self._main, range(len(self._main.program.extents)), None))
+
+    def exchange(
+        self,
+        consumer: Consumer,
+        generation: Generation,
+        *,
+        acked: Sequence[int],
+        rejected: Sequence[Delivery] = (),
+        limit: int,
+        timeout_s: float,
+    ) -> tuple[Delivery, ...]:
+        """Takes new blocks and acks earlier ones (see ``BlockPool.exchange``).
+
+        Args:
+            consumer: Who asks.
+            generation: Of the rank; 0 for a node.
+            acked: Serials of deliveries that arrived well.
+            rejected: Deliveries whose checksums did not hold; their blocks are cut anew for the consumer. They are
+                acked as well.
+            limit: At most so many.
+            timeout_s: To wait for the first one.
+
+        Raises:
+            PoolClosedError: The load ended.
+        """
+        for delivery in rejected:
+            self._cut_anew(delivery)
+        done = [*acked, *(delivery.serial for delivery in rejected)]
+        deliveries = self._pool.exchange(consumer, generation, acked=done, limit=limit, timeout_s=timeout_s)
+        if consumer[0] == "node":
+            with self._lock:
+                self._bytes_sent += sum(delivery.nbytes for delivery in deliveries)
+        return deliveries
+
+    def reset_rank(self, rank: Rank, generation: Generation) -> None:
+        """Gives the successor of a lost worker an empty mailbox."""
+        self._pool.reset(rank_consumer(rank), generation)
+
+    def read_again(self, fragment: AgentProgram, ranks: Sequence[Rank]) -> None:
+        """Reads the fragment's extents for these ranks; what the node has still before it is left to that."""
+        job = self._job(fragment)
+        with self._lock:
+            self._jobs.append(job)
+        rows = [row for row in range(len(fragment.extents)) if not self._is_pending(job, row)]
+        self._spawn("reads-again", lambda: self._read_all(job, rows, frozenset(ranks)))
+
+    def relay_from(self, peer: NodeId) -> None:
+        """Takes in blocks that another node has for ranks of this one, until the load ends."""
+        with self._lock:
+            if peer in self._relaying or peer not in self._peers:
+                return
+            self._relaying.add(peer)
+        self._spawn(f"relay-{peer[:8]}", lambda: self._relay(peer))
+
+    def status(self) -> AgentStatus:
+        """Counters, failures and faults so far."""
+        with self._lock:
+            jobs = list(self._jobs)
+            again = [job.reader.counters.totals() for job in jobs[1:]]
+            main = jobs[0].reader.counters.totals()
+            kept = self._pool.kept.values()
+            return AgentStatus(
+                bytes_read=main.payload_bytes,
+                bytes_retried=main.retried_bytes + sum(one.payload_bytes + one.retried_bytes for one in again),
+                bytes_sent=self._bytes_sent,
+                failures=tuple(self._failures),
+                faults=(*self._faults, *(fault for job in jobs for fault in job.reader.faults)),
+                peak_credit_bytes=self._pool.peak_bytes,
+                verified=_weakest(self._verified),
+                kept=Kept(num_blocks=len(kept), num_bytes=sum(block.nbytes for block in kept)),
+            )
+
+    def close(self) -> dict[int, PooledBlock]:
+        """Stops everything and returns the blocks that are kept."""
+        self._stop.set()
+        kept = self._pool.close()
+        for thread in self._threads:
+            thread.join(timeout=self._config.deadlines.close_s)
+        with self._lock:
+            jobs = list(self._jobs)
+        for job in jobs:
+            job.reader.close()
+        return kept
+
+    def _job(self, program: AgentProgram) -> _Job:
+        reader = ExtentReader(program.files, self._config, counters=ReadCounters(), stop=self._stop)
+        return _Job(program, reader, BlockCutter(program.blocks, program.segments))
+
+    def _spawn(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=f"{name}-{self.load}", daemon=True)
+        with self._lock:
+            self._threads.append(thread)
+        thread.start()
+
+    def _read_all(self, job: _Job, rows: Iterable[int], ranks: frozenset[Rank] | None) -> None:
+        try:
+            run_team(
+                rows,
+                lambda row: self._read_extent(job, row, ranks),
+                num_threads=self._config.io.read_threads,
+                name=f"read-{self.load}",
+                stop=self._stop,
+            )
+        except ClusterError:
+            if not self._stop.is_set():
+                raise
+
+    def _read_extent(
+        self, job: _Job, row: int, ranks: frozenset[Rank] | None, only: Collection[int] | None = None
+    ) -> None:
+        """Reads one extent and publishes its blocks; a failure is reported, not raised."""
+        extent = ExtentId(int(job.program.extents.extent[row]))
+        try:
+            self._read_and_publish(job, row, extent, ranks, only)
+        except PoolClosedError:
+            return
+        except (SourceError, IntegrityError) as error:
+            # Another node may have a good copy, or a way to the storage.
+            self._fail(extent, error, retryable=True)
+        except MegamindError as error:
+            self._fail(extent, error, retryable=False)
+        except Exception as error:  # noqa: BLE001 - a reader thread has nobody above it; the planner hears of it
+            what = f"node {self._node}: reading extent {extent}: {type(error).__name__}: {error}"
+            self._fail(extent, ClusterError(what), retryable=True)
+
+    def _read_and_publish(
+        self, job: _Job, row: int, extent: ExtentId, ranks: frozenset[Rank] | None, only: Collection[int] | None
+    ) -> None:
+        extents, blocks = job.program.extents, job.program.blocks
+        takers = {
+            int(blocks.block[block_row]): (block_row, job.consumers(block_row, self._node, ranks))
+            for block_row in job.cutter.rows_of(extent)
+        }
+        takers = {block: taker for block, taker in takers.items() if taker[1] and (only is None or block in only)}
+        reserved = sum(int(blocks.nbytes[block_row]) for block_row, _ in takers.values())
+        self._pool.reserve(reserved)
+        try:
+            file, begin, end = (int(column[row]) for column in (extents.file, extents.begin, extents.end))
+            with job.reader.staged(file, begin, end) as staged:
+                self._verified.add(staged.verified)
+                for cut in job.cutter.cut(extent, begin, staged.data, only=takers):
+                    entry = PooledBlock(
+                        block=BlockId(cut.block),
+                        extent=extent,
+                        nbytes=cut.data.nbytes,
+                        crc32s=cut.crc32,
+                        handle=self._plane.put(cut.data),
+                    )
+                    self._pool.publish(entry, takers[cut.block][1])
+                    reserved -= cut.data.nbytes
+        finally:
+            if reserved:
+                self._pool.give_back(reserved)
+
+    def _relay(self, peer: NodeId) -> None:
+        acked: list[int] = []
+        while not self._stop.is_set():
+            try:
+                deliveries = self._peers[peer].exchange(
+                    self.load,
+                    node_consumer(self._node),
+                    acked,
+                    limit=_RELAY_BATCH,
+                    timeout_s=self._config.deadlines.poll_s,
+                )
+                if deliveries is None:
+                    return
+                acked = [delivery.serial for delivery in deliveries]
+                for delivery in deliveries:
+                    self._take_in(delivery)
+            except PoolClosedError:
+                return
+            except MegamindError as error:
+                # Its loss shows to the planner as well, which decides; here it is only written down.
+                fault = Fault(
+                    kind="relay_ended", where=f"from node {peer}", action=f"stopped taking in blocks: {error}"
+                )
+                with self._lock:
+                    self._faults.append(fault)
+                return
+
+    def _take_in(self, delivery: Delivery) -> None:
+        """Puts a replica of another node's block into this node's pool."""
+        budget: Budget = "relay"
+        self._pool.reserve(delivery.nbytes, budget)
+        handle = self._plane.put(self._plane.get([delivery.handle], timeout_s=self._config.deadlines.call_s)[0])
+        entry = PooledBlock(
+            block=delivery.block,
+            extent=delivery.extent,
+            nbytes=delivery.nbytes,
+            crc32s=delivery.crc32s,
+            handle=handle,
+            budget=budget,
+        )
+        self._pool.publish(entry, [(rank_consumer(rank), (rank,)) for rank in delivery.ranks])
+
+    def _cut_anew(self, delivery: Delivery) -> None:
+        """Reads the extent of a block that arrived wrong once more; gives up after as many tries as a read has."""
+        with self._lock:
+            count = self._rejected[delivery.block] = self._rejected.get(delivery.block, 0) + 1
+            job = next((job for job in reversed(self._jobs) if delivery.block in job.program.blocks.block), None)
+            self._faults.append(
+                Fault(
+                    kind="block_rejected",
+                    where=f"block {delivery.block} of extent {delivery.extent} on node {self._node}",
+                    action="read and cut again" if job is not None else "asked of another node",
+                )
+            )
+        if job is None or count >= self._config.retry.attempts:
+            where = f"block {delivery.block} arrived with wrong checksums {count} times"
+            error = IntegrityError(f"node {self._node}: {where}; check the node's memory", file=str(delivery.extent))
+            self._fail(delivery.extent, error, retryable=True)
+            return
+        row = job.program.extents.extent.tolist().index(delivery.extent)
+        self._spawn("cut-anew", lambda: self._read_extent(job, row, frozenset(delivery.ranks), only=(delivery.block,)))
+
+    def _is_pending(self, job: _Job, row: int) -> bool:
+        """Whether the node's own program is still to publish all blocks that a fragment's extent gives."""
+        extent = int(job.program.extents.extent[row])
+        blocks = [int(job.program.blocks.block[block_row]) for block_row in job.cutter.rows_of(extent)]
+        with self._lock:
+            if extent in self._failed:
+                return False
+        return all(block in self._own_blocks and not self._pool.was_published(block) for block in blocks)
+
+    def _fail(self, extent: ExtentId, error: MegamindError, *, retryable: bool) -> None:
+        with self._lock:
+            self._failed.add(extent)
+            self._failures.append(ExtentFailure(extent=extent, node=self._node, error=error, retryable=retryable))
+
+
+def _weakest(levels: set[Verification]) -> Verification:
+    order: tuple[Verification, ...] = ("off", "transit", "reference")
+    return next((level for level in order if level in levels), "none")

@@ -1,0 +1,248 @@
+"""The pool of one load on one node: credits, mailboxes, and when a block may go. Threads, no Ray (docs/design/0007)."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megamind_ray.actors.messages import BlockHandle, Consumer, Crc32Array, Delivery
+from megamind_ray.core.ids import BlockId, ExtentId, Generation, Rank
+from megamind_ray.errors import CapacityError
+from megamind_ray.units import format_bytes
+
+__all__ = ["BlockPool", "Budget", "PoolClosedError", "PooledBlock"]
+
+Budget = Literal["read", "relay"]
+
+
+class PoolClosedError(Exception):
+    """The load on this node has ended; whoever waits for credits or blocks stops. It never leaves the agent."""
+
+
+@dataclass(slots=True, eq=False)
+class PooledBlock:
+    """A block in the pool.
+
+    Attributes:
+        block: Plan id.
+        extent: Plan id of the extent that it was cut from.
+        nbytes: Size.
+        crc32s: Checksum of each segment, in plan order.
+        handle: What keeps the bytes in the pool.
+        budget: Which credit its bytes were taken from.
+        waiting: Consumers that have not acked; at 0 the credit goes back and the handle is dropped or kept.
+    """
+
+    block: BlockId
+    extent: ExtentId
+    nbytes: int
+    crc32s: Crc32Array
+    handle: BlockHandle
+    budget: Budget = "read"
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    serial: int
+    entry: PooledBlock
+    ranks: tuple[Rank, ...]
+
+    def delivery(self) -> Delivery:
+        entry = self.entry
+        return Delivery(
+            serial=self.serial,
+            block=entry.block,
+            extent=entry.extent,
+            ranks=self.ranks,
+            nbytes=entry.nbytes,
+            crc32s=entry.crc32s,
+            handle=entry.handle,
+        )
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    """What one consumer has yet to take, and what it was handed but has not acked."""
+
+    queue: deque[_Letter] = field(default_factory=deque)
+    handed: dict[int, _Letter] = field(default_factory=dict)
+    generation: int = 0
+
+
+class BlockPool:
+    """Blocks of one load on one node.
+
+    All methods may be called from any thread. A block's bytes are reserved before it is put (``reserve``), it is
+    announced to its consumers (``publish``), taken and acked by each (``exchange``), and let go with the last ack.
+
+    Attributes:
+        peak_bytes: Most that was reserved at a time.
+        stale_exchanges: Calls of consumers whose generation is over.
+    """
+
+    def __init__(
+        self, *, credit_bytes: int, relay_share: float = 0.0, keep: Iterable[int] = (), node: str = ""
+    ) -> None:
+        """Makes an empty pool.
+
+        Args:
+            credit_bytes: Most that may be reserved at a time.
+            relay_share: Part of it that only relayed blocks may take.
+            keep: Blocks that stay after the last ack; their bytes are budgeted by the planner, outside the credit.
+            node: For messages.
+        """
+        relay_bytes = int(credit_bytes * relay_share)
+        self._limit: dict[Budget, int] = {"read": credit_bytes - relay_bytes, "relay": relay_bytes}
+        self._used: dict[Budget, int] = {"read": 0, "relay": 0}
+        self._keep = frozenset(keep)
+        self._kept: dict[int, PooledBlock] = {}
+        self._mailboxes: dict[Consumer, _Mailbox] = {}
+        self._published: set[int] = set()
+        self._serial = 0
+        self._closed = False
+        self._node = node
+        self._changed = threading.Condition()
+        self.peak_bytes = 0
+        self.stale_exchanges = 0
+
+    def reserve(self, nbytes: int, budget: Budget = "read") -> None:
+        """Waits until that many bytes are free and takes them.
+
+        The wait ends with the load (``close``), and a load that makes no progress is ended by its planner.
+
+        Raises:
+            CapacityError: More than the budget as a whole.
+            PoolClosedError: The load ended meanwhile.
+        """
+        with self._changed:
+            if nbytes > self._limit[budget]:
+                raise CapacityError(
+                    f"node {self._node}: {format_bytes(nbytes)} of blocks do not fit its pool, where this load may "
+                    f"hold {format_bytes(self._limit[budget])} for {budget}s at a time; give the node a larger object "
+                    "store or lower io.extent_bytes",
+                    where=f"pool of node {self._node}",
+                    needed_bytes=nbytes,
+                    free_bytes=self._limit[budget],
+                )
+            self._changed.wait_for(lambda: self._closed or self._used[budget] + nbytes <= self._limit[budget])
+            self._raise_if_closed()
+            self._used[budget] += nbytes
+            self.peak_bytes = max(self.peak_bytes, sum(self._used.values()))
+
+    def give_back(self, nbytes: int, budget: Budget = "read") -> None:
+        """Returns a reservation that led to no block."""
+        with self._changed:
+            self._used[budget] -= nbytes
+            self._changed.notify_all()
+
+    def publish(self, entry: PooledBlock, consumers: Sequence[tuple[Consumer, tuple[Rank, ...]]]) -> None:
+        """Announces a block, whose bytes are reserved, to its consumers, with the ranks that each takes it for.
+
+        Raises:
+            PoolClosedError: The load ended meanwhile; the caller drops the block.
+        """
+        with self._changed:
+            self._raise_if_closed()
+            self._published.add(entry.block)
+            entry.waiting = len(consumers)
+            for consumer, ranks in consumers:
+                self._serial += 1
+                self._mailbox(consumer).queue.append(_Letter(self._serial, entry, ranks))
+            if not consumers:
+                self._let_go(entry)
+            self._changed.notify_all()
+
+    def exchange(
+        self, consumer: Consumer, generation: Generation, *, acked: Sequence[int], limit: int, timeout_s: float
+    ) -> tuple[Delivery, ...]:
+        """Acks earlier deliveries and takes up to ``limit`` new ones, waiting ``timeout_s`` for the first.
+
+        A call of an older generation is counted and answered with nothing: its acks must not touch what was handed
+        to its successor.
+
+        Raises:
+            PoolClosedError: The load ended.
+        """
+        with self._changed:
+            mailbox = self._mailbox(consumer)
+            if generation != mailbox.generation:
+                self.stale_exchanges += 1
+                return ()
+            for serial in acked:
+                self._ack(mailbox, serial)
+            self._changed.wait_for(
+                lambda: self._closed or mailbox.queue or mailbox.generation != generation, timeout=timeout_s
+            )
+            self._raise_if_closed()
+            if mailbox.generation != generation:
+                self.stale_exchanges += 1
+                return ()
+            letters = [mailbox.queue.popleft() for _ in range(min(limit, len(mailbox.queue)))]
+            mailbox.handed.update((letter.serial, letter) for letter in letters)
+            return tuple(letter.delivery() for letter in letters)
+
+    def reset(self, consumer: Consumer, generation: Generation) -> None:
+        """Gives a consumer a new generation and an empty mailbox; all it had counts as acked."""
+        with self._changed:
+            mailbox = self._mailbox(consumer)
+            for letter in (*mailbox.queue, *mailbox.handed.values()):
+                self._count_down(letter.entry)
+            self._mailboxes[consumer] = _Mailbox(generation=generation)
+            # Waiters of the old generation hold the old mailbox: tell them through it.
+            mailbox.generation = generation
+            self._changed.notify_all()
+
+    def was_published(self, block: int) -> bool:
+        """Whether the block was announced at least once."""
+        with self._changed:
+            return block in self._published
+
+    @property
+    def kept(self) -> dict[int, PooledBlock]:
+        """Kept blocks so far, by plan id."""
+        with self._changed:
+            return dict(self._kept)
+
+    @property
+    def used_bytes(self) -> int:
+        """Reserved now."""
+        with self._changed:
+            return sum(self._used.values())
+
+    def close(self) -> dict[int, PooledBlock]:
+        """Ends all waits, drops all blocks but the kept ones, and returns those."""
+        with self._changed:
+            self._closed = True
+            self._mailboxes.clear()
+            kept, self._kept = self._kept, {}
+            self._changed.notify_all()
+            return kept
+
+    def _mailbox(self, consumer: Consumer) -> _Mailbox:
+        return self._mailboxes.setdefault(consumer, _Mailbox())
+
+    def _ack(self, mailbox: _Mailbox, serial: int) -> None:
+        letter = mailbox.handed.pop(serial, None)
+        if letter is not None:
+            self._count_down(letter.entry)
+            self._changed.notify_all()
+
+    def _count_down(self, entry: PooledBlock) -> None:
+        entry.waiting -= 1
+        if entry.waiting == 0:
+            self._let_go(entry)
+
+    def _let_go(self, entry: PooledBlock) -> None:
+        self._used[entry.budget] -= entry.nbytes
+        if entry.block in self._keep:
+            self._kept[entry.block] = entry
+        else:
+            entry.handle = None
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise PoolClosedError

@@ -1,0 +1,223 @@
+"""The actors of a fleet: which nodes have an agent, which GPUs a worker; how they start and end."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from megamind_ray.actors.boundary import settle, wait_for, wait_for_all
+from megamind_ray.actors.messages import AgentFacts, Lifetime, WorkerFacts
+from megamind_ray.actors.names import agent_name, worker_name
+from megamind_ray.config import Config
+from megamind_ray.core.ids import NodeId
+from megamind_ray.core.topology import Gpu, Node, Topology
+from megamind_ray.errors import ClusterError
+
+__all__ = ["Fleet", "GpuKey", "NodeResources", "Spawner"]
+
+GpuKey = tuple[NodeId, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResources:
+    """What Ray says of a living node.
+
+    Attributes:
+        node: Ray's node id.
+        address: IP address.
+        num_gpus: GPUs, physical or logical.
+        free_gpus: Not taken by any actor.
+    """
+
+    node: NodeId
+    address: str
+    num_gpus: int
+    free_gpus: int
+
+
+class Spawner(Protocol):
+    """Makes actors and knows the nodes; the one implementation is in ``actors.runtime``."""
+
+    def nodes(self) -> list[NodeResources]:
+        """Living nodes, in a stable order."""
+
+    def agent(self, name: str, node: NodeId, config: Config, lifetime: Lifetime) -> Any:
+        """Starts a node agent there; returns its handle at once."""
+
+    def worker(
+        self,
+        name: str,
+        node: NodeResources,
+        config: Config,
+        lifetime: Lifetime,
+        device_memory_bytes: int | None,
+    ) -> Any:
+        """Starts a GPU worker there; Ray chooses which of the free GPUs it gets."""
+
+    def kill(self, handle: Any) -> None:
+        """Ends an actor now."""
+
+
+class Fleet:
+    """Node agents and GPU workers of one fleet. Not thread-safe: the planner calls it under its own lock.
+
+    Attributes:
+        agents: Handle by node.
+        workers: Handle by (node, GPU index).
+        agent_facts, worker_facts: Their latest answers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        lifetime: Lifetime,
+        config: Config,
+        spawner: Spawner,
+        device_memory_bytes: int | None,
+    ) -> None:
+        self.name = name
+        self.lifetime = lifetime
+        self._config = config
+        self._spawner = spawner
+        self._device_memory_bytes = device_memory_bytes
+        self.agents: dict[NodeId, Any] = {}
+        self.workers: dict[GpuKey, Any] = {}
+        self.agent_facts: dict[NodeId, AgentFacts] = {}
+        self.worker_facts: dict[GpuKey, WorkerFacts] = {}
+        self._nodes: dict[NodeId, NodeResources] = {}
+
+    def refresh(self) -> None:
+        """Starts agents and workers on nodes that joined, forgets those of nodes that left, asks all for their facts.
+
+        Raises:
+            ClusterError: An actor did not start in time; what was started with it is ended.
+        """
+        self._nodes = {node.node: node for node in self._spawner.nodes()}
+        self._forget(node for node in list(self.agents) if node not in self._nodes)
+        self._ask_all()
+        if self._start_missing():
+            self._ask_all()
+
+    def replace_worker(self, key: GpuKey) -> Any:
+        """Ends the worker of a GPU, if it still lives, and starts a new one on the same node.
+
+        Ray hands out GPUs by itself; with all others of the node taken, the new worker gets the same one.
+
+        Raises:
+            ClusterError: It did not start in time, or got another GPU.
+        """
+        node, gpu = key
+        old = self.workers.pop(key, None)
+        if old is not None:
+            self._spawner.kill(old)
+        handle = self._spawn_worker(self._nodes[node])
+        facts: WorkerFacts = wait_for(
+            handle.facts.remote(),
+            timeout_s=self._config.deadlines.actor_start_s,
+            what=f"replacing the worker of GPU {node}:{gpu}",
+        )
+        if facts.gpu != gpu:
+            self._spawner.kill(handle)
+            raise ClusterError(
+                f"GPU {node}:{gpu}: its new worker was given GPU {facts.gpu}; the GPU was taken meanwhile"
+            )
+        self.workers[key] = handle
+        self.worker_facts[key] = facts
+        return handle
+
+    def holds(self, key: GpuKey, worker: Any) -> bool:
+        """Whether this very worker still has the GPU; a replaced one took its models with it."""
+        return self.workers.get(key) is worker
+
+    def topology(self) -> Topology:
+        """The fleet as a topology, from the latest facts. Link rates are not measured here: nominal ones stand."""
+        nodes = []
+        for node_id in sorted(self.agent_facts):
+            facts = self.agent_facts[node_id]
+            gpus = tuple(
+                Gpu(
+                    index=gpu,
+                    memory_bytes=worker.memory_bytes,
+                    free_bytes=worker.free_bytes,
+                    numa=worker.numa,
+                    nvlink_group=worker.nvlink_group,
+                )
+                for (node, gpu), worker in sorted(self.worker_facts.items())
+                if node == node_id
+            )
+            nodes.append(
+                Node(
+                    id=node_id,
+                    gpus=gpus,
+                    memory_bytes=facts.memory_bytes,
+                    pool_bytes=facts.pool_bytes,
+                    address=facts.address,
+                )
+            )
+        return Topology(nodes=tuple(nodes), name=self.name)
+
+    def shut_down(self) -> None:
+        """Ends all workers and agents."""
+        for handle in (*self.workers.values(), *self.agents.values()):
+            self._spawner.kill(handle)
+        self.workers.clear()
+        self.agents.clear()
+
+    def _ask_all(self) -> None:
+        """Updates the facts of all actors and forgets those that died while nobody looked."""
+        agents, workers = list(self.agents), list(self.workers)
+        answers = settle(
+            [self.agents[node].facts.remote() for node in agents]
+            + [self.workers[key].facts.remote() for key in workers],
+            timeout_s=self._config.deadlines.call_s,
+            what=f"fleet {self.name!r}: asking {len(agents)} node agents and {len(workers)} GPU workers",
+        )
+        self.agent_facts, self.worker_facts = {}, {}
+        for node, answer in zip(agents, answers, strict=False):
+            if isinstance(answer, AgentFacts):
+                self.agent_facts[node] = answer
+            else:
+                self._spawner.kill(self.agents.pop(node))
+        for key, answer in zip(workers, answers[len(agents) :], strict=True):
+            if isinstance(answer, WorkerFacts):
+                self.worker_facts[key] = answer
+            else:
+                self._spawner.kill(self.workers.pop(key))
+
+    def _start_missing(self) -> bool:
+        """Starts what is missing; says whether anything was."""
+        agents: dict[NodeId, Any] = {}
+        workers: list[tuple[NodeId, Any]] = []
+        for node, resources in self._nodes.items():
+            if resources.num_gpus == 0:
+                continue
+            if node not in self.agents:
+                agents[node] = self._spawner.agent(agent_name(self.name, node), node, self._config, self.lifetime)
+            workers += [(node, self._spawn_worker(resources)) for _ in range(resources.free_gpus)]
+        try:
+            answers = wait_for_all(
+                [handle.facts.remote() for handle in (*agents.values(), *(worker for _, worker in workers))],
+                timeout_s=self._config.deadlines.actor_start_s,
+                what=f"fleet {self.name!r}: starting {len(agents)} node agents and {len(workers)} GPU workers",
+            )
+        except BaseException:
+            for handle in (*agents.values(), *(worker for _, worker in workers)):
+                self._spawner.kill(handle)
+            raise
+        self.agents.update(agents)
+        for (node, worker), answer in zip(workers, answers[len(agents) :], strict=True):
+            self.workers[node, answer.gpu] = worker
+        return bool(answers)
+
+    def _spawn_worker(self, on: NodeResources) -> Any:
+        name = worker_name(self.name, on.node, uuid.uuid4().hex[:8])
+        return self._spawner.worker(name, on, self._config, self.lifetime, self._device_memory_bytes)
+
+    def _forget(self, nodes: Iterable[NodeId]) -> None:
+        for node in nodes:
+            self.agents.pop(node, None)
+            for key in [key for key in self.workers if key[0] == node]:
+                del self.workers[key]

@@ -1,0 +1,354 @@
+"""Executes the load machine for one load: instructions become actor calls, what comes back becomes events."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any
+
+import pyarrow.compute as pc
+import ray
+
+from megamind_ray.actors.boundary import actor_died, cause_of, settle, wait_for, wait_for_all
+from megamind_ray.actors.fleet import Fleet, GpuKey
+from megamind_ray.actors.messages import AgentStatus, ExtentFailure, RankResult, WorkerStatus
+from megamind_ray.config import Config
+from megamind_ray.core import events as ev
+from megamind_ray.core import instructions as ins
+from megamind_ray.core.demands import Int64Array
+from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
+from megamind_ray.core.load_machine import LoadMachine, LoadState
+from megamind_ray.core.manifest import Manifest
+from megamind_ray.core.plan import Plan
+from megamind_ray.core.progress import RankProgress
+from megamind_ray.core.report import Fault
+from megamind_ray.errors import ClusterError, MegamindError
+from megamind_ray.planning import compile_agent, compile_rank, load_facts
+
+__all__ = ["LoadDriver", "Transfer", "TransferResult"]
+
+_POLL_S = 0.25  # how often the planner looks; progress itself does not wait for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What to move.
+
+    Attributes:
+        load: Its id.
+        plan: The validated plan.
+        manifest: Of the checkpoint.
+        credit_bytes: Per node, what its pool may hold of this load at a time.
+        keep_blocks: Per node, the blocks that stay.
+    """
+
+    load: LoadId
+    plan: Plan
+    manifest: Manifest
+    credit_bytes: Mapping[NodeId, int]
+    keep_blocks: Mapping[NodeId, Int64Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferResult:
+    """What came of it."""
+
+    ranks: tuple[RankResult, ...]
+    agents: Mapping[NodeId, AgentStatus]
+    faults: tuple[Fault, ...]
+    generations: Mapping[Rank, Generation]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the driver knows of a node or a rank from its last answer."""
+
+    status: Any
+    num_failures: int = 0
+
+
+@dataclass(slots=True)
+class _Running:
+    """A rank's call in flight."""
+
+    rank: Rank
+    generation: Generation
+    asked: Any = None
+    status: WorkerStatus = field(default_factory=WorkerStatus)
+    num_failures: int = 0
+
+
+class LoadDriver:
+    """Runs one transfer to its end. ``run`` is called once, on one thread; ``progress`` and ``cancel`` from any."""
+
+    def __init__(
+        self, transfer: Transfer, fleet: Fleet, config: Config, *, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._transfer = transfer
+        self._fleet = fleet
+        self._config = config
+        self._clock = clock
+        plan = transfer.plan
+        self.machine = LoadMachine(load_facts(plan, max_worker_restarts=config.load.max_worker_restarts))
+        ranks = plan.tables["ranks"].to_pylist()
+        self._gpu_of: dict[Rank, GpuKey] = {Rank(row["rank"]): (NodeId(row["node"]), row["gpu"]) for row in ranks}
+        self._bytes_of = _bytes_by_rank(plan)
+        self._events: deque[ev.Event] = deque()
+        self._running: dict[Any, _Running] = {}
+        self._results: dict[Rank, RankResult] = {}
+        self._agents = {node: _Seen(AgentStatus()) for node in self.machine.facts.nodes}
+        self._faults: list[Fault] = []
+        self._error: MegamindError | None = None
+        self._cancel = threading.Event()
+        self._cancel_reason = ""
+        self._started_s = clock()
+        self._moved: tuple[int, ...] = ()
+        self._moved_at_s = self._started_s
+
+    def cancel(self, reason: str) -> None:
+        """Asks the load to stop; ``run`` then raises a ``ClusterError``."""
+        self._cancel_reason = reason
+        self._cancel.set()
+
+    def progress(self) -> tuple[RankProgress, ...]:
+        """How far each rank is, as of the last poll."""
+        done = {running.rank: running.status.bytes_done for running in list(self._running.values())}
+        return tuple(
+            RankProgress(
+                rank=rank,
+                bytes_done=total if rank in self._results else min(total, done.get(rank, 0)),
+                bytes_total=total,
+            )
+            for rank, total in self._bytes_of.items()
+        )
+
+    def run(self) -> TransferResult:
+        """Moves everything.
+
+        Raises:
+            MegamindError: The load failed or was cancelled; blocks and arenas are given back.
+        """
+        try:
+            self._open()
+            self._events.append(ev.LoadStarted())
+            self._loop()
+        except BaseException:
+            self._close(keep=False)
+            raise
+        if self._error is not None:
+            self._close(keep=False)
+            raise self._error
+        agents = self._close(keep=True)
+        return TransferResult(
+            ranks=tuple(self._results[rank] for rank in sorted(self._results)),
+            agents=agents,
+            faults=tuple(self._faults),
+            generations=dict(self.machine.generations),
+        )
+
+    def _open(self) -> None:
+        """Gives every agent its program, so that mailboxes are there before anybody asks."""
+        transfer = self._transfer
+        wait_for_all(
+            [
+                self._fleet.agents[node].open_load.remote(
+                    compile_agent(
+                        transfer.plan,
+                        transfer.manifest,
+                        node,
+                        transfer.load,
+                        credit_bytes=transfer.credit_bytes[node],
+                        keep_blocks=transfer.keep_blocks[node],
+                    ),
+                    {peer: self._fleet.agents[peer] for peer in self._agents if peer != node},
+                )
+                for node in self._agents
+            ],
+            timeout_s=self._config.deadlines.call_s,
+            what=f"load {transfer.load}: handing programs to {len(self._agents)} node agents",
+        )
+
+    def _loop(self) -> None:
+        while self.machine.state in (LoadState.PLANNED, LoadState.RUNNING):
+            if not self._events:
+                self._collect()
+            while self._events:
+                for instruction in self.machine.handle(self._events.popleft()):
+                    self._execute(instruction)
+
+    def _execute(self, instruction: ins.Instruction) -> None:
+        match instruction:
+            case ins.StartRank(rank=rank, generation=generation):
+                self._start_rank(rank, generation)
+            case ins.StartReads(node=node):
+                self._tell(node, self._fleet.agents[node].start_reads.remote(self._transfer.load), "starting reads")
+            case ins.ReplaceWorker(rank=rank, generation=generation):
+                self._replace_worker(rank, generation)
+            case ins.ReadAgain():
+                self._read_again(instruction)
+            case ins.RecordFault(fault=fault):
+                self._faults.append(replace(fault, at_s=self._clock() - self._started_s))
+            case ins.AbortLoad(error=error):
+                self._error = error
+            case ins.CompleteLoad():
+                pass  # the loop ends with the machine's state
+
+    def _start_rank(self, rank: Rank, generation: Generation) -> None:
+        key = self._gpu_of[rank]
+        program = compile_rank(self._transfer.plan, self._transfer.manifest, rank, self._transfer.load)
+        ref = self._fleet.workers[key].load.remote(program, self._fleet.agents[key[0]], generation)
+        self._running[ref] = _Running(rank, generation)
+
+    def _replace_worker(self, rank: Rank, generation: Generation) -> None:
+        node, gpu = self._gpu_of[rank]
+        try:
+            self._fleet.replace_worker((node, gpu))
+        except MegamindError as error:
+            self._events.append(ev.RankFailed(rank=rank, generation=generation, error=error))
+            return
+        reset = self._fleet.agents[node].reset_rank.remote(self._transfer.load, rank, generation)
+        if self._tell(node, reset, f"giving rank {rank} a new mailbox"):
+            self._events.append(ev.WorkerReady(rank=rank, generation=generation))
+
+    def _read_again(self, instruction: ins.ReadAgain) -> None:
+        transfer, node = self._transfer, instruction.node
+        fragment = compile_agent(
+            transfer.plan,
+            transfer.manifest,
+            node,
+            transfer.load,
+            credit_bytes=transfer.credit_bytes[node],
+            keep_blocks=transfer.keep_blocks[node],
+            extents=instruction.extents,
+            ranks=instruction.ranks,
+        )
+        for consumer in sorted({self._gpu_of[rank][0] for rank in instruction.ranks} - {node}):
+            self._tell(consumer, self._fleet.agents[consumer].relay_from.remote(transfer.load, node), "relaying")
+        self._tell(node, self._fleet.agents[node].read_again.remote(fragment, instruction.ranks), "reading again")
+
+    def _tell(self, node: NodeId, ref: Any, what: str) -> bool:
+        """Waits for a short call to an agent; its failure is the loss of the agent."""
+        try:
+            wait_for(ref, timeout_s=self._config.deadlines.call_s, what=f"node {node}: {what}")
+        except ClusterError as error:
+            self._events.append(ev.AgentLost(node=node, reason=str(error)))
+            return False
+        return True
+
+    def _collect(self) -> None:
+        """Waits a moment for ranks to end, then asks everybody how they are."""
+        ended: list[Any] = []
+        if self._running:
+            ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_POLL_S)
+        for ref in ended:
+            self._rank_ended(ref, self._running.pop(ref))
+        if not ended:
+            self._ask_agents()
+            self._ask_workers()
+            self._check_stall()
+        if self._cancel.is_set():
+            self._events.append(ev.CancelRequested(reason=self._cancel_reason))
+
+    def _rank_ended(self, ref: Any, running: _Running) -> None:
+        rank, generation = running.rank, running.generation
+        try:
+            self._results[rank] = ray.get(ref, timeout=self._config.deadlines.call_s)
+        except ray.exceptions.RayError as error:
+            what = f"rank {rank} on GPU {self._gpu_of[rank][0]}:{self._gpu_of[rank][1]}"
+            cause = cause_of(error, what)
+            if actor_died(error):
+                self._events.append(ev.WorkerLost(rank=rank, generation=generation, reason=str(cause)))
+            else:
+                self._events.append(ev.RankFailed(rank=rank, generation=generation, error=cause))
+        else:
+            self._events.append(ev.RankDone(rank=rank, generation=generation))
+
+    def _ask_agents(self) -> None:
+        nodes = list(self._agents)
+        answers = settle(
+            [self._fleet.agents[node].status.remote(self._transfer.load) for node in nodes],
+            timeout_s=self._config.deadlines.call_s,
+            what="asking a node agent for its status",
+        )
+        for node, answer in zip(nodes, answers, strict=True):
+            if isinstance(answer, MegamindError):
+                self._events.append(ev.AgentLost(node=node, reason=str(answer)))
+                continue
+            seen = self._agents[node]
+            seen.status = answer
+            self._report_failures(answer.failures[seen.num_failures :])
+            seen.num_failures = len(answer.failures)
+
+    def _ask_workers(self) -> None:
+        running = list(self._running.values())
+        answers = settle(
+            [
+                self._fleet.workers[self._gpu_of[one.rank]].progress.remote(self._transfer.load, one.generation)
+                for one in running
+            ],
+            timeout_s=self._config.deadlines.call_s,
+            what="asking a worker for its progress",
+        )
+        for one, answer in zip(running, answers, strict=True):
+            if isinstance(answer, WorkerStatus):  # a dead worker shows in its load call
+                one.status = answer
+                self._report_failures(answer.failures[one.num_failures :])
+                one.num_failures = len(answer.failures)
+
+    def _report_failures(self, failures: tuple[ExtentFailure, ...]) -> None:
+        for failure in failures:
+            self._events.append(
+                ev.ExtentFailed(
+                    extent=failure.extent, node=failure.node, error=failure.error, retryable=failure.retryable
+                )
+            )
+
+    def _check_stall(self) -> None:
+        moved = (
+            len(self._results),
+            sum(one.status.bytes_done for one in self._running.values()),
+            sum(seen.status.bytes_read for seen in self._agents.values()),
+        )
+        now = self._clock()
+        if moved != self._moved:
+            self._moved, self._moved_at_s = moved, now
+        elif now - self._moved_at_s > self._config.deadlines.stall_s:
+            waiting = ", ".join(str(one.rank) for one in self._running.values())
+            self._events.append(
+                ev.DeadlinePassed(
+                    what=f"no byte moved for {self._config.deadlines.stall_s:g} s (deadlines.stall_s) while ranks "
+                    f"{waiting} still waited"
+                )
+            )
+
+    def _close(self, *, keep: bool) -> dict[NodeId, AgentStatus]:
+        """Ends the load on all agents, and on failure on all workers; the arenas are free when it returns."""
+        close_s = self._config.deadlines.close_s
+        load = self._transfer.load
+        if not keep:
+            workers = {self._fleet.workers[key] for key in self._gpu_of.values() if key in self._fleet.workers}
+            settle([worker.abort.remote(load) for worker in workers], timeout_s=close_s, what="stopping a worker")
+        nodes = [node for node in self._agents if node in self._fleet.agents]
+        answers = settle(
+            [self._fleet.agents[node].close_load.remote(load, keep) for node in nodes],
+            timeout_s=close_s,
+            what="closing the load on a node agent",
+        )
+        if not keep and self._running:
+            settle(list(self._running), timeout_s=close_s, what="waiting for a worker to stop")
+        return {
+            node: answer if isinstance(answer, AgentStatus) else self._agents[node].status
+            for node, answer in zip(nodes, answers, strict=True)
+        }
+
+
+def _bytes_by_rank(plan: Plan) -> dict[Rank, int]:
+    views = plan.tables["views"]
+    own = views.filter(pc.invert(views["alias"]))
+    total = dict.fromkeys((Rank(rank) for rank in plan.parallel.ranks), 0)
+    for row in own.group_by("rank").aggregate([("nbytes", "sum")]).to_pylist():
+        total[Rank(row["rank"])] = row["nbytes_sum"]
+    return total

@@ -1,0 +1,158 @@
+"""The node agent: owns the blocks of its node, and what it takes to make and hand them out."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from megamind_ray.actors.agent_load import AgentLoad
+from megamind_ray.actors.block_pool import PoolClosedError, PooledBlock
+from megamind_ray.actors.boundary import wait_for
+from megamind_ray.actors.dataplane import DataPlane, RayObjectStore
+from megamind_ray.actors.groups import in_group
+from megamind_ray.actors.messages import AgentFacts, AgentStatus, Consumer, Delivery
+from megamind_ray.actors.pool_check import find_pool_file
+from megamind_ray.config import Config
+from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
+from megamind_ray.core.program import AgentProgram
+from megamind_ray.device.memory import host_memory
+from megamind_ray.errors import ClusterError
+
+__all__ = ["NodeAgent"]
+
+
+class NodeAgent:
+    """One per node. Holds the refs of the blocks that it put; when it dies, they are gone, and the planner knows."""
+
+    def __init__(self, config: Config, plane: DataPlane | None = None) -> None:
+        self._config = config
+        self._plane = plane if plane is not None else RayObjectStore()
+        self._lock = threading.Lock()
+        self._loads: dict[LoadId, AgentLoad] = {}
+        self._kept: dict[LoadId, dict[int, PooledBlock]] = {}
+
+    @in_group("control")
+    def facts(self) -> AgentFacts:
+        """The node as it is now."""
+        context = ray.get_runtime_context()
+        node = NodeId(context.get_node_id())
+        pool = find_pool_file(os.getppid())  # the raylet starts all workers of its node
+        row = next(row for row in ray.nodes() if row["NodeID"] == node)
+        return AgentFacts(
+            node=node,
+            address=row["NodeManagerAddress"],
+            memory_bytes=host_memory().total_bytes,
+            pool_bytes=int(row["Resources"].get("object_store_memory", 0)),
+            pool_dir=pool.folder if pool else "",
+            pool_dir_bytes=pool.folder_bytes if pool else 0,
+            pool_dir_free_bytes=pool.folder_free_bytes if pool else 0,
+            pool_resident_bytes=pool.resident_bytes if pool else 0,
+        )
+
+    @in_group("control")
+    def open_load(self, program: AgentProgram, peers: Mapping[NodeId, Any]) -> None:
+        """Gets ready for a load: from now on its ranks may ask for blocks."""
+        load = AgentLoad(
+            program,
+            self._config,
+            plane=self._plane,
+            peers={node: _RayPeer(node, handle, self._config) for node, handle in peers.items()},
+        )
+        with self._lock:
+            self._loads[program.load] = load
+
+    @in_group("control")
+    def start_reads(self, load: LoadId) -> None:
+        """Begins to read and to relay."""
+        self._load(load).start()
+
+    @in_group("exchange")
+    def exchange(
+        self,
+        load: LoadId,
+        consumer: Consumer,
+        generation: Generation,
+        acked: Sequence[int],
+        rejected: Sequence[Delivery],
+        limit: int,
+        timeout_s: float,
+    ) -> tuple[Delivery, ...] | None:
+        """Hands out blocks (see ``AgentLoad.exchange``); None when the load has ended here."""
+        with self._lock:
+            one = self._loads.get(load)
+        if one is None:
+            return None
+        try:
+            return one.exchange(consumer, generation, acked=acked, rejected=rejected, limit=limit, timeout_s=timeout_s)
+        except PoolClosedError:
+            return None
+
+    @in_group("control")
+    def reset_rank(self, load: LoadId, rank: Rank, generation: Generation) -> None:
+        """Gives the successor of a lost worker an empty mailbox."""
+        self._load(load).reset_rank(rank, generation)
+
+    @in_group("control")
+    def read_again(self, fragment: AgentProgram, ranks: Sequence[Rank]) -> None:
+        """Reads extents once more, for these ranks."""
+        self._load(fragment.load).read_again(fragment, ranks)
+
+    @in_group("control")
+    def relay_from(self, load: LoadId, peer: NodeId) -> None:
+        """Takes in blocks that another node has for ranks of this one."""
+        self._load(load).relay_from(peer)
+
+    @in_group("control")
+    def status(self, load: LoadId) -> AgentStatus:
+        """How the load goes on this node."""
+        return self._load(load).status()
+
+    @in_group("control")
+    def close_load(self, load: LoadId, keep: bool) -> AgentStatus:
+        """Ends a load here: readers stop, blocks go, except those to be kept. Harmless if it was never opened."""
+        with self._lock:
+            one = self._loads.pop(load, None)
+        if one is None:
+            return AgentStatus()
+        status = one.status()
+        kept = one.close()
+        if keep and kept:
+            with self._lock:
+                self._kept[load] = kept
+        return status
+
+    @in_group("control")
+    def unload(self, load: LoadId) -> None:
+        """Drops the kept blocks of a model."""
+        with self._lock:
+            self._kept.pop(load, None)
+
+    def _load(self, load: LoadId) -> AgentLoad:
+        with self._lock:
+            one = self._loads.get(load)
+        if one is None:
+            raise ClusterError(f"load {load} is not open on this node; the planner has lost track, load again")
+        return one
+
+
+class _RayPeer:
+    """Another node's agent behind its actor handle."""
+
+    def __init__(self, node: NodeId, handle: Any, config: Config) -> None:
+        self._node = node
+        self._handle = handle
+        self._call_s = config.deadlines.call_s
+
+    def exchange(
+        self, load: LoadId, consumer: Consumer, acked: Sequence[int], *, limit: int, timeout_s: float
+    ) -> tuple[Delivery, ...] | None:
+        answer: tuple[Delivery, ...] | None = wait_for(
+            self._handle.exchange.remote(load, consumer, Generation(0), tuple(acked), (), limit, timeout_s),
+            timeout_s=timeout_s + self._call_s,
+            what=f"taking blocks from node {self._node}",
+        )
+        return answer

@@ -1,0 +1,387 @@
+"""The planner: decides what a load moves where, has it done, and knows what is loaded. One actor per fleet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from megamind_ray import __version__
+from megamind_ray.actors.boundary import settle, wait_for
+from megamind_ray.actors.fleet import Fleet, GpuKey, Spawner
+from megamind_ray.actors.groups import in_group
+from megamind_ray.actors.load_driver import LoadDriver, Transfer, TransferResult
+from megamind_ray.actors.messages import AgentStatus, Lifetime, LoadRequest, ModelInfo, PlannerFacts, RunCall
+from megamind_ray.actors.pool_check import check_pool
+from megamind_ray.config import Config
+from megamind_ray.core.ids import LoadId, ModelName, NodeId, Rank, model_name
+from megamind_ray.core.manifest import Manifest
+from megamind_ray.core.plan import Plan
+from megamind_ray.core.progress import Phase, Progress
+from megamind_ray.core.report import Fault, Kept, LoadReport, Verified
+from megamind_ray.core.topology import Topology
+from megamind_ray.errors import ClusterError, RequestError
+from megamind_ray.io import open_manifest
+from megamind_ray.planning import build_demands, build_plan, choose_keep_blocks, pool_budget_bytes
+
+__all__ = ["Planner"]
+
+
+@dataclass(slots=True)
+class _Model:
+    """A loaded model. ``workers`` are the handles that hold its ranks: a replaced worker no longer does."""
+
+    info: ModelInfo
+    plan: Plan
+    workers: dict[Rank, tuple[GpuKey, Any]]
+    kept_bytes: dict[NodeId, int]
+    rendezvous: str = ""
+
+
+class _Ticket:
+    """A load that a client waits for."""
+
+    def __init__(self) -> None:
+        self.phase: Phase = "queued"
+        self.seconds: dict[str, float] = {}
+        self.driver: LoadDriver | None = None
+        self.cancelled: str | None = None
+
+    @contextmanager
+    def timed(self, phase: Phase) -> Iterator[None]:
+        """Measures a phase, and stops before it if the client gave up."""
+        if self.cancelled is not None:
+            raise ClusterError(f"the load was cancelled: {self.cancelled}")
+        self.phase = phase
+        begin = monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = monotonic() - begin
+
+
+class Planner:
+    """Plans, has executed, and remembers. Methods run on threads of their concurrency groups (see ``runtime``)."""
+
+    def __init__(
+        self,
+        fleet: str,
+        *,
+        lifetime: Lifetime,
+        config: Config,
+        spawner: Spawner,
+        device_memory_bytes: int | None = None,
+        owner: str = "",
+    ) -> None:
+        self._name = fleet
+        self._owner = owner
+        self._lifetime: Lifetime = lifetime
+        self._config = config
+        self._fleet = Fleet(
+            fleet, lifetime=lifetime, config=config, spawner=spawner, device_memory_bytes=device_memory_bytes
+        )
+        self._moves = threading.Lock()  # one load or unload at a time
+        self._calls = threading.Lock()  # collective calls enter all ranks in one order
+        self._tickets: dict[str, _Ticket] = {}
+        self._models: dict[ModelName, _Model] = {}
+        self._num_loads = 0
+
+    @in_group("control")
+    def hello(self, version: str) -> PlannerFacts:
+        """Greets a client.
+
+        Raises:
+            RequestError: The client is of another release.
+        """
+        if version != __version__:
+            raise RequestError(
+                f"fleet {self._name!r} runs megamind-ray {__version__}, this client is {version}; use the same "
+                f"release, or end the fleet with `megamind down --fleet {self._name}` and start it anew"
+            )
+        return PlannerFacts(version=__version__, fleet=self._name, lifetime=self._lifetime, owner=self._owner)
+
+    @in_group("moves")
+    def load(self, ticket_id: str, request: LoadRequest) -> LoadReport:
+        """Loads a checkpoint onto the fleet.
+
+        Raises:
+            MegamindError: It cannot be done or went wrong; nothing of it is left behind.
+        """
+        ticket = self._tickets.setdefault(ticket_id, _Ticket())
+        try:
+            with self._moves:
+                return self._load(ticket, request)
+        finally:
+            self._tickets.pop(ticket_id, None)
+
+    @in_group("control")
+    def progress(self, ticket_id: str) -> Progress:
+        """How far a load is. A ticket that is not there yet, or no more, is ``queued`` with no bytes."""
+        ticket = self._tickets.get(ticket_id)
+        if ticket is None or ticket.driver is None:
+            return Progress(phase=ticket.phase if ticket else "queued")
+        ranks = ticket.driver.progress()
+        return Progress(
+            phase=ticket.phase,
+            bytes_done=sum(rank.bytes_done for rank in ranks),
+            bytes_total=sum(rank.bytes_total for rank in ranks),
+            ranks=ranks,
+        )
+
+    @in_group("control")
+    def cancel(self, ticket_id: str, reason: str) -> None:
+        """Stops a load, also one that still queues."""
+        ticket = self._tickets.setdefault(ticket_id, _Ticket())
+        ticket.cancelled = reason
+        if ticket.driver is not None:
+            ticket.driver.cancel(reason)
+
+    @in_group("control")
+    def models(self) -> tuple[ModelInfo, ...]:
+        """What is loaded."""
+        return tuple(model.info for model in list(self._models.values()))
+
+    @in_group("moves")
+    def topology(self) -> Topology:
+        """The fleet's hardware now."""
+        with self._moves:
+            self._fleet.refresh()
+            return self._fleet.topology()
+
+    @in_group("moves")
+    def unload(self, name: str) -> None:
+        """Frees a model's arenas and kept blocks.
+
+        Raises:
+            RequestError: No such model.
+        """
+        with self._moves:
+            model = self._model(name)
+            del self._models[model.info.name]
+            self._free(model)
+
+    @in_group("control")
+    def run(self, name: str, payload: bytes) -> list[Any]:
+        """Submits a function to every rank of a model; returns the refs of the results, by rank.
+
+        Raises:
+            RequestError: No such model.
+            ClusterError: A worker that held a rank is gone.
+        """
+        with self._calls:
+            model = self._model(name)
+            for rank, (key, worker) in model.workers.items():
+                if not self._fleet.holds(key, worker):
+                    raise ClusterError(
+                        f"model {name!r}: rank {rank} was lost with its worker on GPU {key[0]}:{key[1]}; "
+                        "unload the model and load it again"
+                    )
+            return [
+                worker.run.remote(
+                    RunCall(
+                        model=model.info.name,
+                        load=model.info.load,
+                        rank=rank,
+                        coords=model.plan.parallel.coords(rank),
+                        parallel=model.plan.parallel,
+                        payload=payload,
+                        rendezvous=model.rendezvous,
+                    )
+                )
+                for rank, (_, worker) in sorted(model.workers.items())
+            ]
+
+    @in_group("control")
+    def shut_down(self) -> None:
+        """Ends all actors of the fleet but this one."""
+        for ticket in list(self._tickets.values()):
+            ticket.cancelled = "the fleet was taken down"
+            if ticket.driver is not None:
+                ticket.driver.cancel(ticket.cancelled)
+        self._fleet.shut_down()
+        self._models.clear()
+
+    def _load(self, ticket: _Ticket, request: LoadRequest) -> LoadReport:
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        begin = monotonic()
+        with ticket.timed("manifest"):
+            manifest = open_manifest(request.uri, sidecar=request.sidecar)
+            name = self._free_name(request)
+        with ticket.timed("workers"):
+            self._fleet.refresh()
+            topology = self._topology_now()
+        with ticket.timed("plan"):
+            demands = build_demands(
+                manifest,
+                request.parallel,
+                rules=request.rules,
+                max_replicated_share=request.config.plan.max_replicated_share,
+                allow_replication=request.allow_replication,
+            )
+            plan = build_plan(manifest, demands, topology, config=request.config, keep=request.keep)
+            transfer = self._transfer(name, plan, manifest, topology, request.config)
+        with ticket.timed("transfer"):
+            ticket.driver = LoadDriver(transfer, self._fleet, request.config)
+            if ticket.cancelled is not None:
+                ticket.driver.cancel(ticket.cancelled)
+            result = ticket.driver.run()
+        with ticket.timed("finish"):
+            kept = self._register(transfer, result, name, request)
+        ticket.seconds["total"] = monotonic() - begin
+        return _report(name, request, plan, manifest, result, kept, ticket.seconds, started_at)
+
+    def _topology_now(self) -> Topology:
+        """The fleet with the part of each pool that other models' kept blocks take marked as taken."""
+        topology = self._fleet.topology()
+        if not topology.num_gpus:
+            raise RequestError(
+                "the cluster has no free GPU for this fleet; `ray status` shows who holds them. On a machine without "
+                "GPUs start Ray with logical ones (connect(num_gpus=N), or `ray start --num-gpus N`)"
+            )
+        taken = dict.fromkeys((node.id for node in topology.nodes), 0)
+        for model in self._models.values():
+            for node_id, num_bytes in model.kept_bytes.items():
+                taken[node_id] = taken.get(node_id, 0) + num_bytes
+        return replace(topology, nodes=tuple(replace(node, pool_taken_bytes=taken[node.id]) for node in topology.nodes))
+
+    def _transfer(
+        self, name: ModelName, plan: Plan, manifest: Manifest, topology: Topology, config: Config
+    ) -> Transfer:
+        sizes = plan.tables["blocks"]["nbytes"].to_numpy()
+        kept = choose_keep_blocks(plan, topology, config) if plan.keep else {}
+        credit: dict[NodeId, int] = {}
+        for node in sorted({*plan.tables["ranks"]["node"].to_pylist(), *plan.pool_need_bytes}):
+            node_id = NodeId(node)
+            stays = int(sizes[kept[node_id]].sum()) if node_id in kept else 0
+            credit[node_id] = pool_budget_bytes(topology.node(node_id), config) - stays
+            need = min(credit[node_id] + stays, plan.pool_need_bytes.get(node_id, 0))
+            check_pool(self._fleet.agent_facts[node_id], need)
+        self._num_loads += 1
+        return Transfer(
+            load=LoadId(f"{name}#{self._num_loads}"),
+            plan=plan,
+            manifest=manifest,
+            credit_bytes=credit,
+            keep_blocks={node: kept.get(node, np.zeros(0, np.int64)) for node in credit},
+        )
+
+    def _register(self, transfer: Transfer, result: TransferResult, name: ModelName, request: LoadRequest) -> Kept:
+        """Publishes the model; sums up what was kept."""
+        plan = transfer.plan
+        kept_bytes = {node: status.kept.num_bytes for node, status in result.agents.items()}
+        rows = plan.tables["ranks"].to_pylist()
+        keys: dict[Rank, GpuKey] = {Rank(row["rank"]): (NodeId(row["node"]), row["gpu"]) for row in rows}
+        self._models[name] = _Model(
+            info=ModelInfo(
+                name=name,
+                load=transfer.load,
+                uri=request.uri,
+                parallel=request.parallel,
+                num_bytes=plan.bytes_to_device,
+                kept_bytes=sum(kept_bytes.values()),
+                loaded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                ranks=tuple((rank, *keys[rank], result.generations[rank]) for rank in sorted(keys)),
+            ),
+            plan=plan,
+            workers={rank: (key, self._fleet.workers[key]) for rank, key in keys.items()},
+            kept_bytes=kept_bytes,
+            rendezvous=self._rendezvous(keys[Rank(0)]),
+        )
+        return _sum_kept(plan, request, result.agents)
+
+    def _rendezvous(self, key: GpuKey) -> str:
+        """Where the ranks of a model meet, should user code ask for a device mesh."""
+        address: str = wait_for(
+            self._fleet.workers[key].open_port.remote(),
+            timeout_s=self._config.deadlines.call_s,
+            what="asking rank 0 for a port",
+        )
+        return address
+
+    def _free(self, model: _Model) -> None:
+        load = model.info.load
+        workers = [worker for key, worker in model.workers.values() if self._fleet.holds(key, worker)]
+        settle(
+            [worker.unload.remote(load) for worker in workers]
+            + [agent.unload.remote(load) for agent in self._fleet.agents.values()],
+            timeout_s=self._config.deadlines.call_s,
+            what=f"unloading {model.info.name}",
+        )
+
+    def _model(self, name: str) -> _Model:
+        model = self._models.get(ModelName(name))
+        if model is None:
+            known = ", ".join(sorted(self._models)) or "none"
+            raise RequestError(f"no model {name!r} is loaded in fleet {self._name!r}; loaded: {known}")
+        return model
+
+    def _free_name(self, request: LoadRequest) -> ModelName:
+        if request.name is not None:
+            if request.name in self._models:
+                raise RequestError(
+                    f"a model named {request.name!r} is loaded already; unload it first or give another name"
+                )
+            return request.name
+        stem = request.uri.rstrip("/").rsplit("/", 1)[-1].removesuffix(".safetensors") or "model"
+        stem = "".join(char if char.isalnum() or char in "._-" else "-" for char in stem)[:100].lstrip("._-") or "model"
+        names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, len(self._models) + 2))
+        return next(model_name(name) for name in names if name not in self._models)
+
+
+def _sum_kept(plan: Plan, request: LoadRequest, agents: Mapping[NodeId, AgentStatus]) -> Kept:
+    num_bytes = sum(status.kept.num_bytes for status in agents.values())
+    missing = max(0, plan.bytes_total - num_bytes) if request.keep else 0
+    return Kept(
+        num_blocks=sum(status.kept.num_blocks for status in agents.values()),
+        num_bytes=num_bytes,
+        bytes_not_kept=missing,
+        reason="the pool's share for kept blocks is full (pool.max_fraction x pool.keep_fraction)" if missing else "",
+    )
+
+
+def _report(
+    name: ModelName,
+    request: LoadRequest,
+    plan: Plan,
+    manifest: Manifest,
+    result: TransferResult,
+    kept: Kept,
+    seconds: dict[str, float],
+    started_at: str,
+) -> LoadReport:
+    from_pool = sum(status.bytes_read for status in result.agents.values())
+    direct = sum(rank.bytes_read for rank in result.ranks)
+    levels = {status.verified for status in result.agents.values()} | {rank.verified for rank in result.ranks}
+    verified: Verified = "transit" if "transit" in levels or "reference" not in levels else "reference"
+    faults: tuple[Fault, ...] = (
+        *result.faults,
+        *(fault for status in result.agents.values() for fault in status.faults),
+        *(fault for rank in result.ranks for fault in rank.faults),
+    )
+    return LoadReport(
+        model=name,
+        uri=request.uri,
+        parallel=asdict(request.parallel),
+        started_at=started_at,
+        bytes_total=plan.bytes_total,
+        bytes_from_storage=from_pool + direct,
+        bytes_headers=manifest.header_bytes,
+        bytes_retried=sum(status.bytes_retried for status in result.agents.values())
+        + sum(rank.bytes_retried for rank in result.ranks),
+        bytes_over_network=sum(status.bytes_sent for status in result.agents.values()),
+        bytes_to_device=sum(rank.report.bytes_to_device for rank in result.ranks),
+        bytes_replicated=plan.bytes_replicated,
+        seconds=seconds,
+        throughput_bytes_per_s=(from_pool + direct) / max(seconds["transfer"], 1e-9),
+        ranks=tuple(rank.report for rank in result.ranks),
+        faults=faults,
+        kept=kept,
+        verified=verified,
+        notes=plan.notes,
+    )

@@ -1,0 +1,128 @@
+"""Makes the plain classes remote. The only place with ``ray.remote``; it wires everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from megamind_ray.actors.fleet import NodeResources
+from megamind_ray.actors.gpu_worker import GpuWorker
+from megamind_ray.actors.messages import Lifetime
+from megamind_ray.actors.names import NAMESPACE, belongs_to, planner_name
+from megamind_ray.actors.node_agent import NodeAgent
+from megamind_ray.actors.planner import Planner
+from megamind_ray.config import Config
+from megamind_ray.core.ids import NodeId
+from megamind_ray.errors import ClusterError
+
+__all__ = ["RaySpawner", "end_fleet", "fleet_actors", "start_planner"]
+
+# Threads per concurrency group. ``exchange`` is a long poll: one thread for each rank of a node and each other node.
+_AGENT_GROUPS: Final = {"control": 4, "exchange": 96}
+_WORKER_GROUPS: Final = {"control": 4, "moves": 1, "run": 1}
+_PLANNER_GROUPS: Final = {"control": 8, "moves": 16}
+
+
+class RaySpawner:
+    """Starts actors on given nodes. Picklable: it travels into the planner."""
+
+    def nodes(self) -> list[NodeResources]:
+        free = _free_gpus()
+        return [
+            NodeResources(
+                node=NodeId(row["NodeID"]),
+                address=row["NodeManagerAddress"],
+                num_gpus=int(row["Resources"].get("GPU", 0)),
+                free_gpus=int(free.get(row["NodeID"], 0)),
+            )
+            for row in sorted(ray.nodes(), key=lambda row: (row["NodeManagerAddress"], row["NodeID"]))
+            if row["Alive"]
+        ]
+
+    def agent(self, name: str, node: NodeId, config: Config, lifetime: Lifetime) -> Any:
+        actor = ray.remote(concurrency_groups=_AGENT_GROUPS)(NodeAgent)
+        return actor.options(**_options(name, lifetime), scheduling_strategy=_on(node)).remote(config)
+
+    def worker(
+        self,
+        name: str,
+        node: NodeResources,
+        config: Config,
+        lifetime: Lifetime,
+        device_memory_bytes: int | None,
+    ) -> Any:
+        actor = ray.remote(concurrency_groups=_WORKER_GROUPS)(GpuWorker)
+        return actor.options(**_options(name, lifetime), num_gpus=1, scheduling_strategy=_on(node.node)).remote(
+            config, device_memory_bytes, num_workers_on_node=node.num_gpus
+        )
+
+    def kill(self, handle: Any) -> None:
+        ray.kill(handle, no_restart=True)
+
+
+def start_planner(
+    fleet: str, *, lifetime: Lifetime, config: Config, device_memory_bytes: int | None, owner: str
+) -> Any:
+    """The planner of the fleet: the running one, else a new one.
+
+    Args:
+        fleet: Its name.
+        lifetime: Of a new one.
+        config: Of a new one.
+        device_memory_bytes: Arena budget of each worker of a new one; None: what is free.
+        owner: What the caller calls itself; ``Planner.hello`` tells it.
+    """
+    actor = ray.remote(concurrency_groups=_PLANNER_GROUPS)(Planner)
+    return actor.options(**_options(planner_name(fleet), lifetime), get_if_exists=True).remote(
+        fleet,
+        lifetime=lifetime,
+        config=config,
+        spawner=RaySpawner(),
+        device_memory_bytes=device_memory_bytes,
+        owner=owner,
+    )
+
+
+def fleet_actors(fleet: str) -> list[str]:
+    """Names of the living actors of a fleet."""
+    rows = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(row["name"] for row in rows if row["namespace"] == NAMESPACE and belongs_to(row["name"], fleet))
+
+
+def end_fleet(fleet: str) -> list[str]:
+    """Kills every actor that carries the fleet's name, the planner first; returns their names."""
+    names = fleet_actors(fleet)
+    for name in sorted(names, key=lambda name: name != planner_name(fleet)):
+        try:
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        except ValueError:  # it ended between listing and killing
+            continue
+    return names
+
+
+def _options(name: str, lifetime: Lifetime) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached" if lifetime == "detached" else None,
+        "num_cpus": 0,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+    }
+
+
+def _on(node: NodeId) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+
+
+def _free_gpus() -> Mapping[str, float]:
+    """Free GPUs per node id. Ray has no public call for this (``ray.available_resources`` sums over nodes)."""
+    from ray._private.state import available_resources_per_node
+
+    per_node = cast(Mapping[str, Mapping[str, float]], available_resources_per_node())
+    if not per_node:
+        raise ClusterError("Ray does not say which resources are free; is the cluster still up? See `ray status`")
+    return {node: resources.get("GPU", 0.0) for node, resources in per_node.items()}
