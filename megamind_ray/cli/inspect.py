@@ -27,11 +27,11 @@ def inspect_command(
     with Output(as_json) as output:
         from rich.console import Group
 
-        import megamind_ray as mm
+        from megamind_ray.io import open_manifest
         from megamind_ray.report.summary import summarize_manifest
         from megamind_ray.report.tables import manifest_tables, plain_table
 
-        manifest = mm.inspect(uri)
+        manifest = open_manifest(uri)
         summary = summarize_manifest(manifest)
         document: dict[str, Any] = summary.to_json()
         text = manifest_tables(summary)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Output", "error_document", "print_error", "print_json", "stderr_console"]
 
-# Tables that go to a file or a pipe are not cut to some terminal's width.
-_PIPE_COLUMNS = 200
+# Tables that go to a file or a pipe are not wrapped to some terminal's width.
+_PIPE_COLUMNS = 4096
 
 
 class Output:
@@ -55,7 +55,19 @@ class Output:
         if self.as_json:
             print_json(document)
         else:
-            _console(stderr=False).print(text, markup=False, highlight=False)
+            _print_text(text)
+
+
+def _print_text(text: RenderableType | str) -> None:
+    console = _console(stderr=False)
+    if console.is_terminal:
+        console.print(text, markup=False, highlight=False)
+        return
+    with console.capture() as capture:
+        console.print(text, markup=False, highlight=False)
+    # Rich pads lines to the width of the console; a file or a pipe does not need that.
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+    sys.stdout.flush()
 
 
 def print_json(document: object) -> None:

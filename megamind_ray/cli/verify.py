@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "verify_command"]
 
+_MAX_NAMES = 3
 EXAMPLES = examples(
     "megamind verify --record /models/llama-3-8b       (once, from a copy you trust)",
     "megamind verify /models/llama-3-8b",
@@ -118,7 +120,7 @@ def _verdict(uri: str, result: VerifyResult) -> RenderableType | str:
     if result.ok:
         return f"{uri}: every byte is as recorded in {result.origin} ({compared})"
     rows = [
-        (item.file, item.begin, item.end, "the header" if item.is_header else ", ".join(item.tensors))
+        (item.file, item.begin, item.end, "the header" if item.is_header else _some(item.tensors))
         for item in result.mismatches
     ]
     headline = (
@@ -126,3 +128,9 @@ def _verdict(uri: str, result: VerifyResult) -> RenderableType | str:
         "fetch these files again"
     )
     return Group(Text(headline), plain_table(("file", ">from byte", ">to byte", "tensors"), rows))
+
+
+def _some(names: Sequence[str]) -> str:
+    """A chunk can hold parts of hundreds of tensors; the document names all of them."""
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"

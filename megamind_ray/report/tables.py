@@ -44,7 +44,7 @@ def manifest_tables(summary: ManifestSummary) -> RenderableType:
         "headers": format_bytes(summary.header_bytes),
         "checksums": "none recorded (`megamind verify --record` makes them)"
         if summary.reference is None
-        else f"{summary.reference.num_chunks:,} chunks of {format_bytes(summary.reference.chunk_bytes)}"
+        else f"{count_of(summary.reference.num_chunks, 'chunk')} of {format_bytes(summary.reference.chunk_bytes)}"
         f" in {summary.reference.origin}",
     }
     dtypes = _table("dtype", ">tensors", ">parameters", ">bytes", ">share")
@@ -242,4 +242,6 @@ def _rest(rows: Sequence[object] | Mapping[str, object], noun: str) -> list[Rend
 
 
 def _stack(parts: Sequence[RenderableType]) -> RenderableType:
-    return Group(*(part if index == 0 else Padding(part, (1, 0, 0, 0)) for index, part in enumerate(parts)))
+    return Group(
+        *(part if index == 0 else Padding(part, (1, 0, 0, 0), expand=False) for index, part in enumerate(parts))
+    )

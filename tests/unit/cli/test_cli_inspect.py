@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def test_a_checkpoint_is_summed_up(megamind: Any, checkpoint: Path) -> None:
+    result = megamind("inspect", checkpoint)
+
+    assert result.code == 0
+    assert "12 in 1 file" in result.stdout
+    assert "F16" in result.stdout
+    assert result.stderr == ""
+
+
+def test_lines_in_a_pipe_have_no_padding(megamind: Any, checkpoint: Path) -> None:
+    lines = megamind("inspect", checkpoint).stdout.splitlines()
+
+    assert lines == [line.rstrip() for line in lines]
+
+
+def test_the_document_has_the_counts(megamind: Any, checkpoint: Path) -> None:
+    document = megamind("inspect", checkpoint, "--json").document
+
+    assert document["num_tensors"] == 12
+    assert document["num_bytes"] == 2 * document["num_parameters"]
+    assert document["dtypes"][0]["dtype"] == "F16"
+    assert document["model_type"] == "llama"
+    assert document["reference"] is None
+
+
+def test_tensors_are_listed_on_demand(megamind: Any, checkpoint: Path) -> None:
+    plain = megamind("inspect", checkpoint, "--json").document
+    listed = megamind("inspect", checkpoint, "--json", "--tensors").document
+
+    assert "tensors" not in plain
+    shapes = {tensor["name"]: tensor["shape"] for tensor in listed["tensors"]}
+    assert shapes["model.layers.0.self_attn.k_proj.weight"] == [16, 32]
+
+
+def test_a_recording_shows(megamind: Any, checkpoint: Path) -> None:
+    megamind("verify", "--record", checkpoint)
+
+    reference = megamind("inspect", checkpoint, "--json").document["reference"]
+
+    assert reference["origin"].endswith("megamind-checksums.json")
+    assert reference["num_chunks"] == 1
