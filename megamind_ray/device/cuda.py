@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megamind_ray.core.program import View
-from megamind_ray.device.arena import POISON, Allocation, ArenaLedger
+from megamind_ray.device.arena import POISON, Allocation, ArenaLedger, WriteTicket
 from megamind_ray.device.dtypes import torch_layout
 from megamind_ray.device.lease import Lease
 from megamind_ray.device.memory import cuda_memory
@@ -21,7 +21,7 @@ from megamind_ray.units import format_bytes
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CudaArena"]
+__all__ = ["CudaArena", "copy_stream", "copy_to_device", "pinned_buffer"]
 
 
 class CudaArena:
@@ -54,9 +54,7 @@ class CudaArena:
                 free_bytes=free_bytes,
             ) from error
         self._ledger = ArenaLedger(where, budget_bytes)
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        # The allocator may hand out memory that work queued earlier on the default stream still writes to.
-        self._stream.wait_stream(torch.cuda.default_stream(self._device))
+        self._stream = copy_stream(self._device)
         self._poison = poison
 
     @property
@@ -84,29 +82,11 @@ class CudaArena:
         return None
 
     def staging(self, nbytes: int) -> Bytes:
-        import torch
+        return pinned_buffer(nbytes)
 
-        pinned: Bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
-        return pinned
-
-    def write(self, allocation: Allocation, dst: Runs, src: Bytes) -> _EventTicket | None:
-        import torch
-
-        if not dst.nbytes:
-            return None
-        begin = allocation.offset + dst.offset
-        source = torch.from_numpy(np.asarray(_Exported(src)))
-        with torch.cuda.stream(self._stream):
-            if dst.contiguous:
-                self._bytes[begin : begin + dst.nbytes].copy_(source, non_blocking=True)
-            else:
-                # One flat copy over the bus, then the device spreads the runs, at its own memory's speed.
-                packed = source.to(self._device, non_blocking=True).view(dst.num_runs, dst.run_bytes)
-                runs = self._bytes.as_strided((dst.num_runs, dst.run_bytes), (dst.stride_bytes, 1), begin)
-                runs.copy_(packed)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        return _EventTicket(event, src)
+    def write(self, allocation: Allocation, dst: Runs, src: Bytes) -> WriteTicket | None:
+        at = Runs(allocation.offset + dst.offset, dst.run_bytes, dst.num_runs, dst.stride_bytes)
+        return copy_to_device(self._bytes, at, src, self._stream)
 
     def checksum(self, allocation: Allocation, offset: int, nbytes: int) -> int | None:  # noqa: ARG002
         return None
@@ -131,6 +111,56 @@ class CudaArena:
             with torch.cuda.stream(self._stream):
                 self._bytes[allocation.offset : allocation.offset + allocation.nbytes].fill_(POISON)
             self._stream.synchronize()
+
+
+def pinned_buffer(nbytes: int) -> Bytes:
+    """Page-locked host memory, from which the copy engines read at full speed while the host goes on."""
+    import torch
+
+    pinned: Bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return pinned
+
+
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream for copies to memory that was just allocated on the current stream."""
+    import torch
+
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # The allocator may hand out memory that work queued earlier still writes to.
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
+
+
+def copy_to_device(flat: torch.Tensor, dst: Runs, src: Bytes, stream: torch.cuda.Stream) -> WriteTicket | None:
+    """Copies packed host bytes to runs of device memory, on a stream.
+
+    Args:
+        flat: ``uint8 [n]`` on the device.
+        dst: Runs in ``flat``.
+        src: As many bytes as the runs have, contiguous.
+        stream: Where the copy is queued.
+
+    Returns:
+        A ticket; ``src`` must stay as it is until its ``wait`` returns.
+    """
+    import torch
+
+    if not dst.nbytes:
+        return None
+    source = torch.from_numpy(np.asarray(_Exported(src)))
+    with torch.cuda.stream(stream):
+        if dst.contiguous:
+            flat[dst.offset : dst.offset + dst.nbytes].copy_(source, non_blocking=True)
+        else:
+            # One flat copy over the bus, then the device spreads the runs at its own memory's speed.
+            packed = source.to(flat.device, non_blocking=True).view(dst.num_runs, dst.run_bytes)
+            runs = flat.as_strided(
+                (dst.num_runs, dst.run_bytes), (dst.stride_bytes, 1), flat.storage_offset() + dst.offset
+            )
+            runs.copy_(packed)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+    return _EventTicket(event, src)
 
 
 class _EventTicket:

@@ -1,0 +1,162 @@
+"""Checkpoints in this process, without a cluster."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from megamind_ray.config import Config, load_config
+from megamind_ray.core.manifest import Manifest
+from megamind_ray.core.tensor import TensorInfo
+from megamind_ray.engine.state_dict import load_tensors
+from megamind_ray.errors import RequestError
+from megamind_ray.io import open_manifest
+
+if TYPE_CHECKING:
+    import torch
+
+    from megamind_ray.engine.module_load import ModuleLoad
+
+__all__ = ["inspect", "load_file", "load_into", "load_state_dict"]
+
+Uri = str | os.PathLike[str]
+
+
+def inspect(uri: Uri, *, config: Config | None = None) -> Manifest:
+    """Reads what describes a checkpoint, and none of its weights.
+
+    Args:
+        uri: A safetensors file, a folder with some, or an index; a path or any URI that fsspec reaches.
+        config: Settings; by default those of the environment.
+
+    Raises:
+        RequestError: There is no checkpoint.
+        IntegrityError: A header or an index is wrong.
+        SourceError: The storage does not answer.
+    """
+    settings = config if config is not None else load_config()
+    return open_manifest(uri, io=settings.io, retry=settings.retry)
+
+
+def load_file(path: Uri, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Loads a safetensors file, as ``safetensors.torch.load_file`` does: same names, dtypes, shapes and values.
+
+    The memory is this process's own, not the page cache's. On the host all tensors share one mapping, which is given
+    back with the last of them; each has a storage of its own all the same, so ``torch.save`` of one writes one. With
+    a sidecar of checksums beside the file, every chunk is checked against it.
+
+    Args:
+        path: The file; a URI works too.
+        device: Where to, as torch names it.
+
+    Raises:
+        RequestError: There is no such file, it is a folder, or torch lacks one of its dtypes (F6).
+        IntegrityError: The file is damaged, changed, or does not match its sidecar.
+        SourceError: The storage does not answer.
+    """
+    config = load_config()
+    manifest = inspect(path, config=config)
+    if len(manifest.files) != 1 or not _names_file(path, manifest):
+        raise RequestError(f"{os.fspath(path)}: is not one safetensors file; load folders with load_state_dict")
+    return load_tensors(manifest, list(manifest.tensors.values()), device, config).tensors
+
+
+def load_state_dict(
+    uri: Uri,
+    device: str = "cpu",
+    include: str | Sequence[str] | None = None,
+    *,
+    raw: bool = False,
+    config: Config | None = None,
+) -> dict[str, torch.Tensor]:
+    """Loads all tensors of a checkpoint by their names on disk, or some of them.
+
+    A name that the checkpoint leaves out because the model ties it (``lm_head.weight`` to the embedding) is there too,
+    as the very same tensor. Memory is as for ``load_file``.
+
+    Args:
+        uri: A file, a Hugging Face folder, an index, or any URI that fsspec reaches.
+        device: Where to, as torch names it.
+        include: Globs on names (``"model.layers.0.*"``); only matching tensors are read.
+        raw: Give dtypes that torch lacks (F6) as packed ``uint8``, the last dim in bytes.
+        config: Settings; by default those of the environment.
+
+    Raises:
+        RequestError: There is no checkpoint, a glob matches nothing, or torch lacks a dtype and ``raw`` is off.
+        IntegrityError: A file is damaged, changed, or does not match its sidecar.
+        SourceError: The storage does not answer.
+    """
+    settings = config if config is not None else load_config()
+    manifest = inspect(uri, config=settings)
+    names = _included(manifest, [include] if isinstance(include, str) else include)
+    infos: dict[str, TensorInfo] = {}
+    for name in names:
+        present = manifest.tied.get(name, name)
+        infos[present] = manifest.tensors[present]
+    tensors = load_tensors(manifest, list(infos.values()), device, settings, raw=raw).tensors
+    return {name: tensors[manifest.tied.get(name, name)] for name in names}
+
+
+def load_into(
+    module: torch.nn.Module,
+    uri: Uri,
+    *,
+    strict: bool = True,
+    device: str | None = None,
+    config: Config | None = None,
+) -> ModuleLoad:
+    """Fills a module's parameters and persistent buffers from a checkpoint, in place.
+
+    - Names on disk are mapped to the module's where ``config.json`` names a known family: experts that are one tensor
+      each on disk land in the fused parameter. A name that is the same on disk needs no mapping.
+    - A contiguous parameter with the checkpoint's dtype is read into place; another one is converted, as
+      ``copy_`` does.
+    - A ``DTensor`` parameter gets its own shard, and only the bytes of that are read.
+    - A parameter on the meta device is replaced by a new one with the checkpoint's dtype, as ``assign=True`` of
+      ``load_state_dict`` does.
+
+    Names, shapes and placements are all checked before the first byte is written. Storage that fails after that
+    leaves parameters that were not on the meta device with a mixture of old and new values: load again.
+
+    Args:
+        module: What to fill.
+        uri: As for ``load_state_dict``.
+        strict: Refuse a checkpoint that lacks tensors of the module or has others.
+        device: Where parameters on the meta device go; ``cpu`` by default, the mesh's device for ``DTensor``.
+        config: Settings; by default those of the environment.
+
+    Returns:
+        What was loaded, missing and unexpected.
+
+    Raises:
+        RequestError: Names are missing or unexpected (``strict``), or shapes differ; the message lists them.
+        IntegrityError: A file is damaged, changed, or does not match its sidecar.
+        SourceError: The storage does not answer.
+    """
+    from megamind_ray.engine.module_load import load_module
+
+    settings = config if config is not None else load_config()
+    return load_module(module, inspect(uri, config=settings), settings, strict=strict, device=device)
+
+
+def _names_file(path: Uri, manifest: Manifest) -> bool:
+    """Whether the one file of the manifest is what the path names, rather than the content of a folder."""
+    text = os.fspath(path).partition("?")[0].rstrip("/")
+    return text.rpartition("/")[2] == manifest.files[0].path.partition("?")[0].rpartition("/")[2]
+
+
+def _included(manifest: Manifest, globs: Sequence[str] | None) -> list[str]:
+    names = [*manifest.tensors, *manifest.tied]
+    if globs is None:
+        return names
+    chosen: dict[str, None] = {}
+    for glob in globs:
+        matching = [name for name in names if fnmatch.fnmatchcase(name, glob)]
+        if not matching:
+            raise RequestError(
+                f"include={glob!r} matches no tensor of {manifest.uri}; 'megamind inspect' lists the names"
+            )
+        chosen.update(dict.fromkeys(matching))
+    return [name for name in names if name in chosen]

@@ -1,0 +1,68 @@
+"""Places that bytes of tensors go to, other than an arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from megamind_ray.device.arena import WriteTicket
+from megamind_ray.device.cuda import copy_stream, copy_to_device
+from megamind_ray.device.strided import Bytes, Runs, copy_runs
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MappingSink", "TensorSink"]
+
+
+class MappingSink:
+    """Tensors in one host buffer.
+
+    Args:
+        buffer: The buffer.
+        offsets: First byte of each tensor in it.
+    """
+
+    def __init__(self, buffer: Bytes, offsets: Sequence[int]) -> None:
+        self._buffer = buffer
+        self._offsets = offsets
+
+    def host(self, tensor: int) -> tuple[Bytes, int]:
+        return self._buffer, self._offsets[tensor]
+
+    def write(self, tensor: int, dst: Runs, src: Bytes) -> None:
+        at = Runs(self._offsets[tensor] + dst.offset, dst.run_bytes, dst.num_runs, dst.stride_bytes)
+        copy_runs(src, Runs(0, dst.run_bytes, dst.num_runs, dst.run_bytes), self._buffer, at)
+
+
+class TensorSink:
+    """Tensors of torch, each with memory of its own: on the host, or on CUDA devices.
+
+    Args:
+        tensors: Contiguous; their values are overwritten behind autograd's back.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        import torch
+
+        self._flat = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
+        self._host = [_host_bytes(flat) for flat in self._flat]
+        devices = {flat.device for flat in self._flat if flat.device.type == "cuda"}
+        self._streams = {device: copy_stream(device) for device in devices}
+
+    def host(self, tensor: int) -> tuple[Bytes, int] | None:
+        data = self._host[tensor]
+        return None if data is None else (data, 0)
+
+    def write(self, tensor: int, dst: Runs, src: Bytes) -> WriteTicket | None:
+        flat = self._flat[tensor]
+        return copy_to_device(flat, dst, src, self._streams[flat.device])
+
+
+def _host_bytes(flat: torch.Tensor) -> Bytes | None:
+    if flat.device.type != "cpu":
+        return None
+    data: Bytes = np.asarray(flat.numpy())
+    return data
