@@ -92,7 +92,7 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Gives the file back; a second call does nothing."""
+        """Gives the file back; no read may be running. A second call does nothing."""
 
     def __enter__(self) -> Self: ...
 

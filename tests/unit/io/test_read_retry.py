@@ -1,0 +1,116 @@
+import errno
+
+import pytest
+
+from megamind_ray.config import RetryConfig
+from megamind_ray.errors import IntegrityError, RequestError, SourceError
+from megamind_ray.io import FileVersion, ReadCounters, ReadKind, ShortReadError, read_with_retry
+
+RETRY = RetryConfig(attempts=4, first_wait_s=0.1, max_wait_s=0.3)
+
+
+class FlakySource:
+    """Raises the given errors, one a call, then gives zeros."""
+
+    uri = "s3://bucket/w.safetensors"
+    version = FileVersion(1000)
+    size_bytes = 1000
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+        self.num_calls = 0
+
+    def read_into(self, offset, buffer):
+        self.num_calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        buffer[:] = bytes(buffer.nbytes)
+
+
+def read(source, *, counters=None, waits=None, uniform=lambda: 1.0, **options):
+    buffer = memoryview(bytearray(b"x" * 10))
+    waits = [] if waits is None else waits
+    counters = counters or ReadCounters()
+    read_with_retry(source, 20, buffer, RETRY, counters, sleep=waits.append, uniform=uniform, **options)
+    return bytes(buffer)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("reset"), TimeoutError("slow"), ShortReadError("5 of 10"), ConnectionError()]
+)
+def test_a_passing_fault_is_tried_again(error):
+    source = FlakySource(error, error)
+
+    assert read(source) == bytes(10)
+    assert source.num_calls == 3
+
+
+def test_waits_grow_to_their_bound():
+    waits = []
+
+    read(FlakySource(*[OSError()] * 3), waits=waits)
+
+    assert waits == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_waits_are_at_least_half_of_that():
+    waits = []
+
+    read(FlakySource(*[OSError()] * 3), waits=waits, uniform=lambda: 0.0)
+
+    assert waits == pytest.approx([0.05, 0.1, 0.15])
+
+
+def test_the_first_attempt_is_payload_and_the_others_are_retries():
+    counters = ReadCounters()
+
+    read(FlakySource(OSError(), OSError()), counters=counters)
+
+    assert (counters.payload_bytes, counters.retried_bytes, counters.num_reads) == (10, 20, 3)
+
+
+def test_a_reread_of_the_callers_counts_as_a_retry_wholly():
+    counters = ReadCounters()
+
+    read(FlakySource(OSError()), counters=counters, kind=ReadKind.RETRIED)
+
+    assert (counters.payload_bytes, counters.retried_bytes) == (0, 20)
+
+
+def test_a_lasting_fault_is_a_source_error_with_file_range_and_attempts():
+    source = FlakySource(*[OSError(errno.EIO, "Input/output error")] * 9)
+
+    with pytest.raises(SourceError, match=r"reading bytes \[20, 30\) failed 4 times, .*Input/output error") as caught:
+        read(source)
+
+    assert (caught.value.file, caught.value.attempts) == ("s3://bucket/w.safetensors", 4)
+    assert source.num_calls == 4
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (IntegrityError("changed", file="f"), IntegrityError),
+        (RequestError("no ranges"), RequestError),
+        (PermissionError(), RequestError),
+        (FileNotFoundError(), RequestError),
+        (IsADirectoryError(), RequestError),
+    ],
+)
+def test_what_another_attempt_cannot_help_is_not_tried_again(error, kind):
+    source = FlakySource(error)
+
+    with pytest.raises(kind):
+        read(source)
+
+    assert source.num_calls == 1
+
+
+def test_an_interrupt_is_not_swallowed():
+    source = FlakySource(KeyboardInterrupt())
+
+    with pytest.raises(KeyboardInterrupt):
+        read(source)
+
+    assert source.num_calls == 1

@@ -1,0 +1,371 @@
+import json
+import os
+import zlib
+from dataclasses import replace
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megamind_ray.core.manifest import FileChecksums
+from megamind_ray.errors import IntegrityError, RequestError
+from megamind_ray.io import (
+    default_sidecar_path,
+    open_manifest,
+    read_sidecar,
+    record_checksums,
+    to_reference,
+    verify_checksums,
+    write_sidecar,
+)
+from megamind_ray.io.sidecar import num_chunks
+from megamind_ray.units import KIB
+
+CHUNK = 64 * KIB
+BIG = {"a": 100_000, "b": 50_000, "c": 7}  # three chunks: a; a, b; b, c
+
+
+@pytest.fixture
+def folder(tmp_path, write_file):
+    """Two files with a sidecar at the default place."""
+    folder = tmp_path / "model"
+    write_file("one.safetensors", BIG, folder)
+    write_file("two.safetensors", {"d": 10}, folder)
+    record(folder)
+    return folder
+
+
+def record(uri):
+    manifest = open_manifest(uri, sidecar=False)
+    path = default_sidecar_path(manifest)
+    write_sidecar(record_checksums(manifest, chunk_bytes=CHUNK), path)
+    return path
+
+
+def flip(path, offset, bit=0):
+    """Flips one bit and leaves size and time as they were."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(offset)
+        value = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([value ^ (1 << bit)]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def edit(folder, change):
+    """Changes the JSON of the sidecar."""
+    path = folder / "megamind-checksums.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def test_the_checksums_are_those_of_the_header_and_of_each_chunk_of_the_grid(folder):
+    raw = (folder / "one.safetensors").read_bytes()
+    manifest = open_manifest(folder)
+    begin = manifest.files[0].data_begin
+
+    assert manifest.reference.chunk_bytes == CHUNK
+    assert manifest.reference.origin == str(folder / "megamind-checksums.json")
+    assert manifest.reference.files[0] == FileChecksums(
+        header_crc32=zlib.crc32(raw[:begin]),
+        chunks_crc32=tuple(zlib.crc32(raw[at : at + CHUNK]) for at in range(begin, len(raw), CHUNK)),
+    )
+    assert len(manifest.reference.files[0].chunks_crc32) == 3
+
+
+@given(st.integers(0, 10**6), st.integers(8, 1000), st.integers(1, 10**5))
+def test_the_chunks_of_a_file_cover_its_data(data_bytes, data_begin, chunk_bytes):
+    count = num_chunks(data_begin + data_bytes, data_begin, chunk_bytes)
+
+    assert (count - 1) * chunk_bytes < data_bytes <= count * chunk_bytes or (count, data_bytes) == (0, 0)
+
+
+def test_what_is_written_is_read_again(folder, tmp_path):
+    sidecar = read_sidecar(folder / "megamind-checksums.json")
+
+    write_sidecar(sidecar, tmp_path / "other.json")
+
+    assert read_sidecar(tmp_path / "other.json") == replace(sidecar, origin=str(tmp_path / "other.json"))
+    assert sidecar.created_at.endswith("+00:00")
+
+
+def test_a_good_checkpoint_verifies(folder):
+    progress = []
+
+    result = verify_checksums(open_manifest(folder), threads=2, on_progress=lambda *now: progress.append(now))
+
+    assert result.ok
+    total = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    assert (result.num_files, result.num_chunks, result.num_bytes) == (2, 4, total)
+    assert progress[-1] == (total, total)
+    assert progress == sorted(progress)
+
+
+def test_a_flipped_bit_is_found_and_named(folder):
+    tensor = open_manifest(folder).tensors["c"]
+    path = folder / "one.safetensors"
+    flip(path, tensor.begin)
+
+    manifest = open_manifest(folder)
+    (mismatch,) = verify_checksums(manifest).mismatches
+
+    begin = manifest.files[0].data_begin + 2 * CHUNK
+    assert (mismatch.file, mismatch.begin, mismatch.end) == (str(path), begin, path.stat().st_size)
+    assert mismatch.tensors == ("b", "c")
+    assert mismatch.expected_crc32 != mismatch.actual_crc32
+    assert "one.safetensors" in str(mismatch)
+    assert "tensors b, c" in str(mismatch)
+
+
+def test_all_mismatches_are_found_not_only_the_first(folder):
+    manifest = open_manifest(folder)
+    flip(folder / "one.safetensors", manifest.tensors["a"].begin)
+    flip(folder / "one.safetensors", manifest.tensors["c"].begin, bit=7)
+    flip(folder / "two.safetensors", manifest.tensors["d"].end - 1)
+
+    result = verify_checksums(open_manifest(folder))
+
+    assert not result.ok
+    assert [item.tensors for item in result.mismatches] == [("a",), ("b", "c"), ("d",)]
+
+
+def test_a_header_that_was_damaged_after_it_was_opened_is_found(folder):
+    manifest = open_manifest(folder)
+    flip(folder / "two.safetensors", 9)
+
+    (mismatch,) = verify_checksums(manifest).mismatches
+
+    assert mismatch.is_header
+    assert (mismatch.begin, mismatch.end) == (0, manifest.files[1].data_begin)
+    assert "(header)" in str(mismatch)
+
+
+@pytest.mark.parametrize("offset", [0, 3, 7, 8, 30])
+def test_a_damaged_header_is_refused_before_it_is_believed(folder, offset):
+    flip(folder / "one.safetensors", offset)
+
+    with pytest.raises(IntegrityError, match=r"one.safetensors: the header, bytes \[0, \d+\), has CRC-32") as caught:
+        open_manifest(folder)
+
+    assert caught.value.file == str(folder / "one.safetensors")
+    assert caught.value.begin == 0
+
+
+def test_a_digit_of_the_header_that_still_parses_is_found_only_with_the_sidecar(folder):
+    path = folder / "two.safetensors"
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b'"U8"', b'"I8"'))
+
+    assert open_manifest(folder, sidecar=False).tensors["d"].dtype.label == "I8"
+    with pytest.raises(IntegrityError, match="two.safetensors: the header"):
+        open_manifest(folder)
+
+
+def test_a_sidecar_of_another_size_of_file(folder, write_file):
+    write_file("two.safetensors", {"d": 11}, folder)
+
+    with pytest.raises(IntegrityError, match=r"two.safetensors: size is \d+ bytes, the sidecar .* says \d+"):
+        open_manifest(folder)
+
+
+def test_a_file_that_the_sidecar_does_not_have(folder, write_file):
+    write_file("three.safetensors", {"e": 1}, folder)
+
+    with pytest.raises(IntegrityError, match="the sidecar has no file 'three.safetensors'"):
+        open_manifest(folder)
+
+
+def test_a_file_that_only_the_sidecar_has(folder):
+    (folder / "two.safetensors").unlink()
+
+    with pytest.raises(IntegrityError, match=r"the sidecar has the file 'two.safetensors', the checkpoint has not"):
+        open_manifest(folder)
+
+
+def test_a_sidecar_of_another_begin_of_the_data(folder):
+    sidecar = read_sidecar(folder / "megamind-checksums.json")
+    files = open_manifest(folder).files
+    moved = replace(files[0], data_begin=files[0].data_begin + 8)
+
+    with pytest.raises(IntegrityError, match=r"one.safetensors: data_begin is \d+, the sidecar .* says \d+"):
+        to_reference(sidecar, [moved, files[1]])
+
+
+def test_a_sidecar_can_be_left_out(folder):
+    assert open_manifest(folder, sidecar=False).reference is None
+
+
+def test_a_sidecar_at_a_given_path(folder, tmp_path):
+    moved = tmp_path / "elsewhere.json"
+    (folder / "megamind-checksums.json").rename(moved)
+
+    assert open_manifest(folder).reference is None
+    assert open_manifest(folder, sidecar=moved).reference.origin == str(moved)
+
+
+@pytest.mark.parametrize("sidecar", [True, "/nowhere/sums.json"])
+def test_a_sidecar_that_was_asked_for_must_be_there(folder, sidecar):
+    (folder / "megamind-checksums.json").unlink()
+
+    with pytest.raises(RequestError, match=r"(megamind-checksums|sums).json: no such sidecar; record one first"):
+        open_manifest(folder, sidecar=sidecar)
+
+
+def test_the_sidecar_of_a_single_file_is_beside_it(write_file):
+    path = write_file("w.safetensors", {"w": 10})
+
+    assert record(path) == f"{path}.megamind.json"
+    assert open_manifest(path).reference.origin == f"{path}.megamind.json"
+    assert open_manifest(path.parent).reference is None
+
+
+def test_the_sidecar_of_an_index_is_in_its_folder(indexed_folder):
+    path = record(indexed_folder / "model.safetensors.index.json")
+
+    assert path == str(indexed_folder / "megamind-checksums.json")
+    assert open_manifest(indexed_folder).reference is not None
+
+
+def test_a_sidecar_beside_remote_files(encode):
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/sidecar/w.safetensors", encode({"w": ("U8", [3], b"abc")}))
+
+    record("memory://sidecar")
+
+    assert open_manifest("memory://sidecar").reference.origin == "memory://sidecar/megamind-checksums.json"
+    assert verify_checksums(open_manifest("memory://sidecar")).ok
+    memory.rm("/sidecar", recursive=True)
+
+
+def test_reading_the_sidecar_counts_as_header_bytes(folder):
+    without, within = open_manifest(folder, sidecar=False), open_manifest(folder)
+
+    sidecar_bytes = (folder / "megamind-checksums.json").stat().st_size
+    assert within.header_bytes == without.header_bytes + sidecar_bytes
+
+
+def test_recording_replaces_the_old_sidecar_and_leaves_nothing_else(folder, write_file):
+    before = sorted(path.name for path in folder.iterdir())
+    write_file("two.safetensors", {"d": 20}, folder)
+
+    record(folder)
+
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert verify_checksums(open_manifest(folder)).ok
+
+
+def test_a_sidecar_that_cannot_be_written_says_where_else(folder):
+    sidecar = read_sidecar(folder / "megamind-checksums.json")
+
+    with pytest.raises(RequestError, match=r"one.safetensors/sums.json: the sidecar cannot be written .*give a path"):
+        write_sidecar(sidecar, folder / "one.safetensors" / "sums.json")
+
+
+def test_a_failed_write_leaves_the_old_sidecar(folder, monkeypatch):
+    path = folder / "megamind-checksums.json"
+    before = path.read_bytes()
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RequestError, match="No space left on device"):
+        write_sidecar(read_sidecar(path), path)
+
+    assert path.read_bytes() == before
+    assert not list(folder.glob("*.tmp")) + list(folder.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda d: d.pop("chunk_bytes"), "chunk_bytes is missing"),
+        (lambda d: d.update(chunk_bytes=0), "chunk_bytes"),
+        (lambda d: d.update(chunk_bytes=True), "chunk_bytes must be a whole number"),
+        (lambda d: d.update(files={}), "files must be a list"),
+        (lambda d: d["files"].append({}), "has no path"),
+        (lambda d: d["files"].append(d["files"][0]), "listed twice"),
+        (lambda d: d["files"][0].update(header_crc32=2**32), "one.safetensors: header_crc32"),
+        (lambda d: d["files"][0].pop("header_crc32"), "header_crc32 is missing"),
+        (lambda d: d["files"][0]["chunks_crc32"].pop(), "one.safetensors: chunks_crc32 must be a list of 3"),
+        (lambda d: d["files"][0]["chunks_crc32"].__setitem__(0, -1), "one.safetensors: chunks_crc32"),
+        (lambda d: d["files"][0].update(data_begin=10**9), "one.safetensors: data_begin 1000000000 is not inside"),
+    ],
+)
+def test_a_malformed_sidecar_is_refused_not_ignored(folder, change, problem):
+    edit(folder, change)
+
+    with pytest.raises(IntegrityError, match=problem) as caught:
+        open_manifest(folder)
+
+    assert caught.value.file == str(folder / "megamind-checksums.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_sidecar_that_is_no_json_object(folder, text):
+    (folder / "megamind-checksums.json").write_text(text)
+
+    with pytest.raises(IntegrityError, match=r"megamind-checksums.json: the sidecar is"):
+        open_manifest(folder)
+
+
+@pytest.mark.parametrize(("field", "value"), [("schema", "megamind.sidecar/2"), ("algorithm", "md5")])
+def test_a_sidecar_of_another_release(folder, field, value):
+    edit(folder, lambda document: document.update({field: value}))
+
+    with pytest.raises(RequestError, match=f"has {field} '{value}', this release reads"):
+        open_manifest(folder)
+
+
+def test_unknown_fields_of_a_sidecar_are_ignored(folder):
+    edit(folder, lambda document: document.update(comment="by hand"))
+
+    assert open_manifest(folder).reference is not None
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 1000, 64 * KIB + 1, -4096])
+def test_a_chunk_size_off_the_allowed_grid(folder, chunk_bytes):
+    with pytest.raises(RequestError, match="chunk_bytes"):
+        record_checksums(open_manifest(folder), chunk_bytes=chunk_bytes)
+
+
+def test_a_file_that_changed_since_the_manifest_is_not_recorded(folder, write_file):
+    manifest = open_manifest(folder)
+    write_file("two.safetensors", {"d": 11}, folder)
+
+    with pytest.raises(IntegrityError, match=r"two.safetensors: changed since it was planned"):
+        record_checksums(manifest)
+
+
+def test_a_file_that_changes_while_it_is_recorded(folder):
+    def touch(done_bytes, total_bytes):
+        os.utime(folder / "one.safetensors", ns=(1, 1))
+
+    with pytest.raises(IntegrityError, match=r"one.safetensors: changed while it was read"):
+        record_checksums(open_manifest(folder), on_progress=touch)
+
+
+def test_verifying_needs_a_reference(folder):
+    with pytest.raises(RequestError, match=r"no recorded checksums .*verify --record"):
+        verify_checksums(open_manifest(folder, sidecar=False))
+
+
+def test_a_header_longer_than_a_chunk(tmp_path, write_file):
+    write_file("w.safetensors", {"w": 10}, padding=3 * CHUNK)
+
+    record(tmp_path)
+
+    assert verify_checksums(open_manifest(tmp_path)).ok
+
+
+def test_a_file_without_data(tmp_path, write_file):
+    write_file("w.safetensors", {"w": 0})
+
+    record(tmp_path)
+    manifest = open_manifest(tmp_path)
+
+    assert manifest.reference.files[0].chunks_crc32 == ()
+    assert verify_checksums(manifest).ok
