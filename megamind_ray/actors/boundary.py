@@ -9,7 +9,11 @@ import ray
 
 from megamind_ray.errors import ClusterError, MegamindError
 
-__all__ = ["actor_died", "cause_of", "settle", "wait_for", "wait_for_all"]
+__all__ = ["ActorLostError", "cause_of", "settle", "wait_for", "wait_for_all"]
+
+
+class ActorLostError(ClusterError):
+    """The actor behind a call is gone, or its node is: asking again makes no sense."""
 
 
 def wait_for(ref: Any, *, timeout_s: float, what: str) -> Any:
@@ -51,18 +55,13 @@ def settle(refs: Sequence[Any], *, timeout_s: float, what: str) -> list[Any]:
 
 
 def cause_of(error: BaseException, what: str) -> MegamindError:
-    """The error of ours inside a Ray error, or a ``ClusterError`` that tells the rest."""
+    """The error of ours inside a Ray error; else an ``ActorLostError`` or a ``ClusterError`` that tells the rest."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, MegamindError):
         return cause
     if isinstance(error, ray.exceptions.RayTaskError):
         return ClusterError(f"{what}: {type(cause or error).__name__}: {error}")
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, ray.exceptions.RayActorError):
+        return ActorLostError(f"{what}: {first_line}")
     return ClusterError(f"{what}: {first_line}")
-
-
-def actor_died(error: BaseException) -> bool:
-    """Whether the actor behind a call is gone (or its node is), so that asking again makes no sense."""
-    return isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError) or (
-        isinstance(error, ray.exceptions.RayActorError) and not isinstance(error, ray.exceptions.RayTaskError)
-    )

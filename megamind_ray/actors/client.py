@@ -10,7 +10,7 @@ import ray
 from ray import cloudpickle
 
 from megamind_ray import __version__
-from megamind_ray.actors.boundary import actor_died, cause_of, settle, wait_for
+from megamind_ray.actors.boundary import ActorLostError, cause_of, settle, wait_for
 from megamind_ray.actors.messages import Lifetime, LoadRequest, ModelInfo, PlannerFacts
 from megamind_ray.actors.runtime import end_fleet, start_planner
 from megamind_ray.config import Config
@@ -92,10 +92,8 @@ class FleetClient:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
         try:
             results: list[Any] = ray.get(refs, timeout=self._config.deadlines.call_s)
-        except ray.exceptions.RayError as error:
-            if actor_died(error):
-                raise cause_of(error, f"running in model {name!r}") from error
-            raise
+        except ray.exceptions.RayActorError as error:
+            raise cause_of(error, f"running in model {name!r}") from error
         return results
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -128,10 +126,8 @@ class FleetClient:
         deadlines = self._config.deadlines
         try:
             return wait_for(ref, timeout_s=deadlines.actor_start_s if long else deadlines.call_s, what=what)
-        except ClusterError as error:
-            if actor_died(error.__cause__ or error):
-                raise ClusterError(
-                    f"{what}: the planner of fleet {self.facts.fleet!r} is gone; models of the fleet are lost with it. "
-                    f"`megamind down --fleet {self.facts.fleet}` clears what is left, then load again"
-                ) from error
-            raise
+        except ActorLostError as error:
+            raise ClusterError(
+                f"{what}: the planner of fleet {self.facts.fleet!r} is gone, and the fleet's models with it. "
+                f"`megamind down --fleet {self.facts.fleet}` clears what is left, then load again"
+            ) from error

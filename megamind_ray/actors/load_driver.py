@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.compute as pc
 import ray
 
-from megamind_ray.actors.boundary import actor_died, cause_of, settle, wait_for, wait_for_all
+from megamind_ray.actors.boundary import ActorLostError, settle, wait_for, wait_for_all
 from megamind_ray.actors.fleet import Fleet, GpuKey
 from megamind_ray.actors.messages import AgentStatus, ExtentFailure, RankResult, WorkerStatus
 from megamind_ray.config import Config
@@ -254,17 +254,18 @@ class LoadDriver:
 
     def _rank_ended(self, ref: Any, running: _Running) -> None:
         rank, generation = running.rank, running.generation
-        try:
-            self._results[rank] = ray.get(ref, timeout=self._config.deadlines.call_s)
-        except ray.exceptions.RayError as error:
-            what = f"rank {rank} on GPU {self._gpu_of[rank][0]}:{self._gpu_of[rank][1]}"
-            cause = cause_of(error, what)
-            if actor_died(error):
-                self._events.append(ev.WorkerLost(rank=rank, generation=generation, reason=str(cause)))
-            else:
-                self._events.append(ev.RankFailed(rank=rank, generation=generation, error=cause))
-        else:
+        (answer,) = settle([ref], timeout_s=self._config.deadlines.call_s, what=self._describe(rank))
+        if isinstance(answer, RankResult):
+            self._results[rank] = answer
             self._events.append(ev.RankDone(rank=rank, generation=generation))
+        elif isinstance(answer, ActorLostError):
+            self._events.append(ev.WorkerLost(rank=rank, generation=generation, reason=str(answer)))
+        else:
+            self._events.append(ev.RankFailed(rank=rank, generation=generation, error=answer))
+
+    def _describe(self, rank: Rank) -> str:
+        node, gpu = self._gpu_of[rank]
+        return f"rank {rank} on GPU {node}:{gpu}"
 
     def _ask_agents(self) -> None:
         nodes = list(self._agents)
@@ -283,20 +284,30 @@ class LoadDriver:
             seen.num_failures = len(answer.failures)
 
     def _ask_workers(self) -> None:
-        running = list(self._running.values())
+        """Progress of the ranks that load; of those that are done, whether they still live."""
+        running = {one.rank: one for one in self._running.values()}
+        ranks = [rank for rank in self._gpu_of if rank in running or rank in self._results]
         answers = settle(
             [
-                self._fleet.workers[self._gpu_of[one.rank]].progress.remote(self._transfer.load, one.generation)
-                for one in running
+                self._fleet.workers[self._gpu_of[rank]].progress.remote(
+                    self._transfer.load, self.machine.generations[rank]
+                )
+                for rank in ranks
             ],
             timeout_s=self._config.deadlines.call_s,
             what="asking a worker for its progress",
         )
-        for one, answer in zip(running, answers, strict=True):
-            if isinstance(answer, WorkerStatus):  # a dead worker shows in its load call
-                one.status = answer
-                self._report_failures(answer.failures[one.num_failures :])
-                one.num_failures = len(answer.failures)
+        for rank, answer in zip(ranks, answers, strict=True):
+            if rank in running:
+                if isinstance(answer, WorkerStatus):  # the loss of a worker that loads shows in its load call
+                    one = running[rank]
+                    one.status = answer
+                    self._report_failures(answer.failures[one.num_failures :])
+                    one.num_failures = len(answer.failures)
+            elif isinstance(answer, ActorLostError):
+                del self._results[rank]
+                generation = self.machine.generations[rank]
+                self._events.append(ev.WorkerLost(rank=rank, generation=generation, reason=str(answer)))
 
     def _report_failures(self, failures: tuple[ExtentFailure, ...]) -> None:
         for failure in failures:
