@@ -32,6 +32,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -78,9 +79,7 @@ class RuleBook:
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self._rules = [
-            _Compiled(rule, re.compile(fnmatch.translate(rule.pattern)), _tells_numbers(rule.pattern)) for rule in rules
-        ]
+        self._rules = [_Compiled(rule, _compile(rule.pattern), _tells_numbers(rule.pattern)) for rule in rules]
         self._candidates: dict[str, tuple[_Compiled, ...]] = {}
         self._decisions: dict[tuple[_Compiled, ...], Decision] = {}
         self._by_template: dict[str, Decision] = {}
@@ -109,6 +108,12 @@ class RuleBook:
         return decision
 
 
+@lru_cache(maxsize=8192)
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(pattern))
+
+
+@lru_cache(maxsize=8192)
 def _tells_numbers(pattern: str) -> bool:
     """Whether the glob may match one number and not another: then names with equal templates differ."""
     if "?" in pattern or "[" in pattern:
