@@ -3,12 +3,13 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 
-def _encode(tensors, metadata=None, *, padding=0):
+def _encode(tensors: Any, metadata: Any = None, *, padding: int = 0) -> Any:
     """Bytes of a file; ``tensors`` maps a name to (dtype, shape, data), laid out in that order."""
     header, data = {}, b""
     if metadata is not None:
@@ -19,26 +20,26 @@ def _encode(tensors, metadata=None, *, padding=0):
     return _frame(json.dumps(header).encode() + b" " * padding, data)
 
 
-def _frame(header, data=b"", length=None):
+def _frame(header: bytes, data: bytes = b"", length: int | None = None) -> Any:
     """Bytes of a file with this header text."""
     return struct.pack("<Q", len(header) if length is None else length) + header + data
 
 
 @pytest.fixture(scope="session")
-def encode():
+def encode() -> Any:
     return _encode
 
 
 @pytest.fixture(scope="session")
-def frame():
+def frame() -> Any:
     return _frame
 
 
 @pytest.fixture
-def write_file(tmp_path):
+def write_file(tmp_path: Path) -> Any:
     """Writes a file of U8 tensors given as name -> size, with bytes that differ everywhere."""
 
-    def write(name, sizes, folder=tmp_path, **options):
+    def write(name: str, sizes: Any, folder: Path = tmp_path, **options: Any) -> Any:
         random = np.random.default_rng(sum(sizes.values()))
         tensors = {key: ("U8", [size], random.bytes(size)) for key, size in sizes.items()}
         path = Path(folder) / name
@@ -50,7 +51,7 @@ def write_file(tmp_path):
 
 
 @pytest.fixture
-def indexed_folder(tmp_path, write_file):
+def indexed_folder(tmp_path: Path, write_file: Any) -> Any:
     """A folder of two files with an index: ``a`` and ``b`` in the first, ``c`` in the second."""
     folder = tmp_path / "model"
     write_file("model-00001-of-00002.safetensors", {"a": 100, "b": 50}, folder)

@@ -1,4 +1,5 @@
 import errno
+from typing import Any
 
 import pytest
 
@@ -16,18 +17,18 @@ class FlakySource:
     version = FileVersion(1000)
     size_bytes = 1000
 
-    def __init__(self, *errors):
+    def __init__(self, *errors: Any) -> None:
         self.errors = list(errors)
-        self.num_calls = 0
+        self.offsets: list[int] = []
 
-    def read_into(self, offset, buffer):
-        self.num_calls += 1
+    def read_into(self, offset: int, buffer: Any) -> None:
+        self.offsets.append(offset)
         if self.errors:
             raise self.errors.pop(0)
         buffer[:] = bytes(buffer.nbytes)
 
 
-def read(source, *, counters=None, waits=None, uniform=lambda: 1.0, **options):
+def read(source: Any, *, counters: Any = None, waits: Any = None, uniform: Any = lambda: 1.0, **options: Any) -> Any:
     buffer = memoryview(bytearray(b"x" * 10))
     waits = [] if waits is None else waits
     counters = counters or ReadCounters()
@@ -38,14 +39,14 @@ def read(source, *, counters=None, waits=None, uniform=lambda: 1.0, **options):
 @pytest.mark.parametrize(
     "error", [OSError("reset"), TimeoutError("slow"), ShortReadError("5 of 10"), ConnectionError()]
 )
-def test_a_passing_fault_is_tried_again(error):
+def test_a_passing_fault_is_tried_again(error: Any) -> None:
     source = FlakySource(error, error)
 
     assert read(source) == bytes(10)
-    assert source.num_calls == 3
+    assert len(source.offsets) == 3
 
 
-def test_waits_grow_to_their_bound():
+def test_waits_grow_to_their_bound() -> None:
     waits = []
 
     read(FlakySource(*[OSError()] * 3), waits=waits)
@@ -53,7 +54,7 @@ def test_waits_grow_to_their_bound():
     assert waits == pytest.approx([0.1, 0.2, 0.3])
 
 
-def test_waits_are_at_least_half_of_that():
+def test_waits_are_at_least_half_of_that() -> None:
     waits = []
 
     read(FlakySource(*[OSError()] * 3), waits=waits, uniform=lambda: 0.0)
@@ -61,7 +62,7 @@ def test_waits_are_at_least_half_of_that():
     assert waits == pytest.approx([0.05, 0.1, 0.15])
 
 
-def test_the_first_attempt_is_payload_and_the_others_are_retries():
+def test_the_first_attempt_is_payload_and_the_others_are_retries() -> None:
     counters = ReadCounters()
 
     read(FlakySource(OSError(), OSError()), counters=counters)
@@ -69,7 +70,7 @@ def test_the_first_attempt_is_payload_and_the_others_are_retries():
     assert (counters.payload_bytes, counters.retried_bytes, counters.num_reads) == (10, 20, 3)
 
 
-def test_a_reread_of_the_callers_counts_as_a_retry_wholly():
+def test_a_reread_of_the_callers_counts_as_a_retry_wholly() -> None:
     counters = ReadCounters()
 
     read(FlakySource(OSError()), counters=counters, kind=ReadKind.RETRIED)
@@ -77,14 +78,14 @@ def test_a_reread_of_the_callers_counts_as_a_retry_wholly():
     assert (counters.payload_bytes, counters.retried_bytes) == (0, 20)
 
 
-def test_a_lasting_fault_is_a_source_error_with_file_range_and_attempts():
+def test_a_lasting_fault_is_a_source_error_with_file_range_and_attempts() -> None:
     source = FlakySource(*[OSError(errno.EIO, "Input/output error")] * 9)
 
     with pytest.raises(SourceError, match=r"reading bytes \[20, 30\) failed 4 times, .*Input/output error") as caught:
         read(source)
 
     assert (caught.value.file, caught.value.attempts) == ("s3://bucket/w.safetensors", 4)
-    assert source.num_calls == 4
+    assert len(source.offsets) == 4
     assert isinstance(caught.value.__cause__, OSError)
 
 
@@ -98,19 +99,19 @@ def test_a_lasting_fault_is_a_source_error_with_file_range_and_attempts():
         (IsADirectoryError(), RequestError),
     ],
 )
-def test_what_another_attempt_cannot_help_is_not_tried_again(error, kind):
+def test_what_another_attempt_cannot_help_is_not_tried_again(error: Any, kind: Any) -> None:
     source = FlakySource(error)
 
     with pytest.raises(kind):
         read(source)
 
-    assert source.num_calls == 1
+    assert len(source.offsets) == 1
 
 
-def test_an_interrupt_is_not_swallowed():
+def test_an_interrupt_is_not_swallowed() -> None:
     source = FlakySource(KeyboardInterrupt())
 
     with pytest.raises(KeyboardInterrupt):
         read(source)
 
-    assert source.num_calls == 1
+    assert len(source.offsets) == 1

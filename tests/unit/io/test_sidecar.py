@@ -2,6 +2,8 @@ import json
 import os
 import zlib
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -27,7 +29,7 @@ BIG = {"a": 100_000, "b": 50_000, "c": 7}  # three chunks: a; a, b; b, c
 
 
 @pytest.fixture
-def folder(tmp_path, write_file):
+def folder(tmp_path: Path, write_file: Any) -> Any:
     """Two files with a sidecar at the default place."""
     folder = tmp_path / "model"
     write_file("one.safetensors", BIG, folder)
@@ -36,14 +38,14 @@ def folder(tmp_path, write_file):
     return folder
 
 
-def record(uri):
+def record(uri: str) -> Any:
     manifest = open_manifest(uri, sidecar=False)
     path = default_sidecar_path(manifest)
     write_sidecar(record_checksums(manifest, chunk_bytes=CHUNK), path)
     return path
 
 
-def flip(path, offset, bit=0):
+def flip(path: Any, offset: int, bit: int = 0) -> None:
     """Flips one bit and leaves size and time as they were."""
     status = path.stat()
     with path.open("r+b") as file:
@@ -54,7 +56,7 @@ def flip(path, offset, bit=0):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def edit(folder, change):
+def edit(folder: Path, change: Any) -> None:
     """Changes the JSON of the sidecar."""
     path = folder / "megamind-checksums.json"
     document = json.loads(path.read_text())
@@ -62,7 +64,7 @@ def edit(folder, change):
     path.write_text(json.dumps(document))
 
 
-def test_the_checksums_are_those_of_the_header_and_of_each_chunk_of_the_grid(folder):
+def test_the_checksums_are_those_of_the_header_and_of_each_chunk_of_the_grid(folder: Path) -> None:
     raw = (folder / "one.safetensors").read_bytes()
     manifest = open_manifest(folder)
     begin = manifest.files[0].data_begin
@@ -77,13 +79,13 @@ def test_the_checksums_are_those_of_the_header_and_of_each_chunk_of_the_grid(fol
 
 
 @given(st.integers(0, 10**6), st.integers(8, 1000), st.integers(1, 10**5))
-def test_the_chunks_of_a_file_cover_its_data(data_bytes, data_begin, chunk_bytes):
+def test_the_chunks_of_a_file_cover_its_data(data_bytes: Any, data_begin: Any, chunk_bytes: int) -> None:
     count = num_chunks(data_begin + data_bytes, data_begin, chunk_bytes)
 
     assert (count - 1) * chunk_bytes < data_bytes <= count * chunk_bytes or (count, data_bytes) == (0, 0)
 
 
-def test_what_is_written_is_read_again(folder, tmp_path):
+def test_what_is_written_is_read_again(folder: Path, tmp_path: Path) -> None:
     sidecar = read_sidecar(folder / "megamind-checksums.json")
 
     write_sidecar(sidecar, tmp_path / "other.json")
@@ -92,7 +94,7 @@ def test_what_is_written_is_read_again(folder, tmp_path):
     assert sidecar.created_at.endswith("+00:00")
 
 
-def test_a_good_checkpoint_verifies(folder):
+def test_a_good_checkpoint_verifies(folder: Path) -> None:
     progress = []
 
     result = verify_checksums(open_manifest(folder), threads=2, on_progress=lambda *now: progress.append(now))
@@ -104,7 +106,7 @@ def test_a_good_checkpoint_verifies(folder):
     assert progress == sorted(progress)
 
 
-def test_a_flipped_bit_is_found_and_named(folder):
+def test_a_flipped_bit_is_found_and_named(folder: Path) -> None:
     tensor = open_manifest(folder).tensors["c"]
     path = folder / "one.safetensors"
     flip(path, tensor.begin)
@@ -120,7 +122,7 @@ def test_a_flipped_bit_is_found_and_named(folder):
     assert "tensors b, c" in str(mismatch)
 
 
-def test_all_mismatches_are_found_not_only_the_first(folder):
+def test_all_mismatches_are_found_not_only_the_first(folder: Path) -> None:
     manifest = open_manifest(folder)
     flip(folder / "one.safetensors", manifest.tensors["a"].begin)
     flip(folder / "one.safetensors", manifest.tensors["c"].begin, bit=7)
@@ -132,7 +134,7 @@ def test_all_mismatches_are_found_not_only_the_first(folder):
     assert [item.tensors for item in result.mismatches] == [("a",), ("b", "c"), ("d",)]
 
 
-def test_a_header_that_was_damaged_after_it_was_opened_is_found(folder):
+def test_a_header_that_was_damaged_after_it_was_opened_is_found(folder: Path) -> None:
     manifest = open_manifest(folder)
     flip(folder / "two.safetensors", 9)
 
@@ -144,7 +146,7 @@ def test_a_header_that_was_damaged_after_it_was_opened_is_found(folder):
 
 
 @pytest.mark.parametrize("offset", [0, 3, 7, 8, 30])
-def test_a_damaged_header_is_refused_before_it_is_believed(folder, offset):
+def test_a_damaged_header_is_refused_before_it_is_believed(folder: Path, offset: int) -> None:
     flip(folder / "one.safetensors", offset)
 
     with pytest.raises(IntegrityError, match=r"one.safetensors: the header, bytes \[0, \d+\), has CRC-32") as caught:
@@ -154,38 +156,38 @@ def test_a_damaged_header_is_refused_before_it_is_believed(folder, offset):
     assert caught.value.begin == 0
 
 
-def test_a_digit_of_the_header_that_still_parses_is_found_only_with_the_sidecar(folder):
+def test_a_digit_of_the_header_that_still_parses_is_found_only_with_the_sidecar(folder: Path) -> None:
     path = folder / "two.safetensors"
     raw = path.read_bytes()
     path.write_bytes(raw.replace(b'"U8"', b'"I8"'))
 
     assert open_manifest(folder, sidecar=False).tensors["d"].dtype.label == "I8"
-    with pytest.raises(IntegrityError, match="two.safetensors: the header"):
+    with pytest.raises(IntegrityError, match=r"two.safetensors: the header"):
         open_manifest(folder)
 
 
-def test_a_sidecar_of_another_size_of_file(folder, write_file):
+def test_a_sidecar_of_another_size_of_file(folder: Path, write_file: Any) -> None:
     write_file("two.safetensors", {"d": 11}, folder)
 
     with pytest.raises(IntegrityError, match=r"two.safetensors: size is \d+ bytes, the sidecar .* says \d+"):
         open_manifest(folder)
 
 
-def test_a_file_that_the_sidecar_does_not_have(folder, write_file):
+def test_a_file_that_the_sidecar_does_not_have(folder: Path, write_file: Any) -> None:
     write_file("three.safetensors", {"e": 1}, folder)
 
-    with pytest.raises(IntegrityError, match="the sidecar has no file 'three.safetensors'"):
+    with pytest.raises(IntegrityError, match=r"the sidecar has no file 'three.safetensors'"):
         open_manifest(folder)
 
 
-def test_a_file_that_only_the_sidecar_has(folder):
+def test_a_file_that_only_the_sidecar_has(folder: Path) -> None:
     (folder / "two.safetensors").unlink()
 
     with pytest.raises(IntegrityError, match=r"the sidecar has the file 'two.safetensors', the checkpoint has not"):
         open_manifest(folder)
 
 
-def test_a_sidecar_of_another_begin_of_the_data(folder):
+def test_a_sidecar_of_another_begin_of_the_data(folder: Path) -> None:
     sidecar = read_sidecar(folder / "megamind-checksums.json")
     files = open_manifest(folder).files
     moved = replace(files[0], data_begin=files[0].data_begin + 8)
@@ -194,11 +196,11 @@ def test_a_sidecar_of_another_begin_of_the_data(folder):
         to_reference(sidecar, [moved, files[1]])
 
 
-def test_a_sidecar_can_be_left_out(folder):
+def test_a_sidecar_can_be_left_out(folder: Path) -> None:
     assert open_manifest(folder, sidecar=False).reference is None
 
 
-def test_a_sidecar_at_a_given_path(folder, tmp_path):
+def test_a_sidecar_at_a_given_path(folder: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere.json"
     (folder / "megamind-checksums.json").rename(moved)
 
@@ -207,14 +209,14 @@ def test_a_sidecar_at_a_given_path(folder, tmp_path):
 
 
 @pytest.mark.parametrize("sidecar", [True, "/nowhere/sums.json"])
-def test_a_sidecar_that_was_asked_for_must_be_there(folder, sidecar):
+def test_a_sidecar_that_was_asked_for_must_be_there(folder: Path, sidecar: Any) -> None:
     (folder / "megamind-checksums.json").unlink()
 
     with pytest.raises(RequestError, match=r"(megamind-checksums|sums).json: no such sidecar; record one first"):
         open_manifest(folder, sidecar=sidecar)
 
 
-def test_the_sidecar_of_a_single_file_is_beside_it(write_file):
+def test_the_sidecar_of_a_single_file_is_beside_it(write_file: Any) -> None:
     path = write_file("w.safetensors", {"w": 10})
 
     assert record(path) == f"{path}.megamind.json"
@@ -222,14 +224,14 @@ def test_the_sidecar_of_a_single_file_is_beside_it(write_file):
     assert open_manifest(path.parent).reference is None
 
 
-def test_the_sidecar_of_an_index_is_in_its_folder(indexed_folder):
+def test_the_sidecar_of_an_index_is_in_its_folder(indexed_folder: Path) -> None:
     path = record(indexed_folder / "model.safetensors.index.json")
 
     assert path == str(indexed_folder / "megamind-checksums.json")
     assert open_manifest(indexed_folder).reference is not None
 
 
-def test_a_sidecar_beside_remote_files(encode):
+def test_a_sidecar_beside_remote_files(encode: Any) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/sidecar/w.safetensors", encode({"w": ("U8", [3], b"abc")}))
 
@@ -240,14 +242,14 @@ def test_a_sidecar_beside_remote_files(encode):
     memory.rm("/sidecar", recursive=True)
 
 
-def test_reading_the_sidecar_counts_as_header_bytes(folder):
+def test_reading_the_sidecar_counts_as_header_bytes(folder: Path) -> None:
     without, within = open_manifest(folder, sidecar=False), open_manifest(folder)
 
     sidecar_bytes = (folder / "megamind-checksums.json").stat().st_size
     assert within.header_bytes == without.header_bytes + sidecar_bytes
 
 
-def test_recording_replaces_the_old_sidecar_and_leaves_nothing_else(folder, write_file):
+def test_recording_replaces_the_old_sidecar_and_leaves_nothing_else(folder: Path, write_file: Any) -> None:
     before = sorted(path.name for path in folder.iterdir())
     write_file("two.safetensors", {"d": 20}, folder)
 
@@ -257,18 +259,18 @@ def test_recording_replaces_the_old_sidecar_and_leaves_nothing_else(folder, writ
     assert verify_checksums(open_manifest(folder)).ok
 
 
-def test_a_sidecar_that_cannot_be_written_says_where_else(folder):
+def test_a_sidecar_that_cannot_be_written_says_where_else(folder: Path) -> None:
     sidecar = read_sidecar(folder / "megamind-checksums.json")
 
     with pytest.raises(RequestError, match=r"one.safetensors/sums.json: the sidecar cannot be written .*give a path"):
         write_sidecar(sidecar, folder / "one.safetensors" / "sums.json")
 
 
-def test_a_failed_write_leaves_the_old_sidecar(folder, monkeypatch):
+def test_a_failed_write_leaves_the_old_sidecar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "megamind-checksums.json"
     before = path.read_bytes()
 
-    def full(fd):
+    def full(fd: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -295,7 +297,7 @@ def test_a_failed_write_leaves_the_old_sidecar(folder, monkeypatch):
         (lambda d: d["files"][0].update(data_begin=10**9), "one.safetensors: data_begin 1000000000 is not inside"),
     ],
 )
-def test_a_malformed_sidecar_is_refused_not_ignored(folder, change, problem):
+def test_a_malformed_sidecar_is_refused_not_ignored(folder: Path, change: Any, problem: str) -> None:
     edit(folder, change)
 
     with pytest.raises(IntegrityError, match=problem) as caught:
@@ -305,7 +307,7 @@ def test_a_malformed_sidecar_is_refused_not_ignored(folder, change, problem):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
-def test_a_sidecar_that_is_no_json_object(folder, text):
+def test_a_sidecar_that_is_no_json_object(folder: Path, text: str) -> None:
     (folder / "megamind-checksums.json").write_text(text)
 
     with pytest.raises(IntegrityError, match=r"megamind-checksums.json: the sidecar is"):
@@ -313,26 +315,26 @@ def test_a_sidecar_that_is_no_json_object(folder, text):
 
 
 @pytest.mark.parametrize(("field", "value"), [("schema", "megamind.sidecar/2"), ("algorithm", "md5")])
-def test_a_sidecar_of_another_release(folder, field, value):
+def test_a_sidecar_of_another_release(folder: Path, field: str, value: Any) -> None:
     edit(folder, lambda document: document.update({field: value}))
 
     with pytest.raises(RequestError, match=f"has {field} '{value}', this release reads"):
         open_manifest(folder)
 
 
-def test_unknown_fields_of_a_sidecar_are_ignored(folder):
+def test_unknown_fields_of_a_sidecar_are_ignored(folder: Path) -> None:
     edit(folder, lambda document: document.update(comment="by hand"))
 
     assert open_manifest(folder).reference is not None
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 1000, 64 * KIB + 1, -4096])
-def test_a_chunk_size_off_the_allowed_grid(folder, chunk_bytes):
+def test_a_chunk_size_off_the_allowed_grid(folder: Path, chunk_bytes: int) -> None:
     with pytest.raises(RequestError, match="chunk_bytes"):
         record_checksums(open_manifest(folder), chunk_bytes=chunk_bytes)
 
 
-def test_a_file_that_changed_since_the_manifest_is_not_recorded(folder, write_file):
+def test_a_file_that_changed_since_the_manifest_is_not_recorded(folder: Path, write_file: Any) -> None:
     manifest = open_manifest(folder)
     write_file("two.safetensors", {"d": 11}, folder)
 
@@ -340,20 +342,20 @@ def test_a_file_that_changed_since_the_manifest_is_not_recorded(folder, write_fi
         record_checksums(manifest)
 
 
-def test_a_file_that_changes_while_it_is_recorded(folder):
-    def touch(done_bytes, total_bytes):
+def test_a_file_that_changes_while_it_is_recorded(folder: Path) -> None:
+    def touch(done_bytes: Any, total_bytes: Any) -> None:
         os.utime(folder / "one.safetensors", ns=(1, 1))
 
     with pytest.raises(IntegrityError, match=r"one.safetensors: changed while it was read"):
         record_checksums(open_manifest(folder), on_progress=touch)
 
 
-def test_verifying_needs_a_reference(folder):
+def test_verifying_needs_a_reference(folder: Path) -> None:
     with pytest.raises(RequestError, match=r"no recorded checksums .*verify --record"):
         verify_checksums(open_manifest(folder, sidecar=False))
 
 
-def test_a_header_longer_than_a_chunk(tmp_path, write_file):
+def test_a_header_longer_than_a_chunk(tmp_path: Path, write_file: Any) -> None:
     write_file("w.safetensors", {"w": 10}, padding=3 * CHUNK)
 
     record(tmp_path)
@@ -361,7 +363,7 @@ def test_a_header_longer_than_a_chunk(tmp_path, write_file):
     assert verify_checksums(open_manifest(tmp_path)).ok
 
 
-def test_a_file_without_data(tmp_path, write_file):
+def test_a_file_without_data(tmp_path: Path, write_file: Any) -> None:
     write_file("w.safetensors", {"w": 0})
 
     record(tmp_path)
