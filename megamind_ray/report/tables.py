@@ -31,6 +31,7 @@ VERIFIED_MEANING: Mapping[Verified, str] = {
 }
 # A checkpoint can have hundreds of files and as many placements; the JSON document has all of them.
 _MAX_ROWS = 40
+_RAY_ID_DIGITS = 56
 
 
 def manifest_tables(summary: ManifestSummary) -> RenderableType:
@@ -115,7 +116,7 @@ def report_tables(report: LoadReport) -> RenderableType:
             ranks,
             rank.rank,
             f"{rank.pp}.{rank.dp}.{rank.tp}",
-            f"{rank.node}:{rank.gpu}",
+            f"{_short(rank.node)}:{rank.gpu}",
             f"{rank.num_tensors:,}",
             _size(rank.bytes_to_device),
             _size(rank.bytes_direct),
@@ -194,6 +195,11 @@ def _kept(report: LoadReport) -> str:
 def _speed(rank: RankReport) -> str:
     seconds = rank.seconds.get("total", 0.0)
     return format_rate(rank.bytes_to_device / seconds) if seconds > 0 else "-"
+
+
+def _short(node: str) -> str:
+    """Ray's node ids have 56 digits; the first eight tell them apart."""
+    return node[:8] if len(node) == _RAY_ID_DIGITS else node
 
 
 def _mesh(parallel: Mapping[str, int]) -> str:

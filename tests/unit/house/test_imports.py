@@ -73,7 +73,9 @@ def test_the_short_name_explains_the_right_one(name: str) -> None:
 
     assert done.returncode != 0
     assert "ImportError" in done.stderr
-    assert f"megamind_ray.{name}" in done.stderr
+    assert f"'{name}'" in done.stderr
+    assert "second copy of e" in done.stderr
+    assert "megamind_ray" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["actors", "policies"])
