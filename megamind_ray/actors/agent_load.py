@@ -25,7 +25,7 @@ from megamind_ray.core.report import Fault, Kept
 from megamind_ray.engine.cut import BlockCutter
 from megamind_ray.engine.extent_reader import ExtentReader
 from megamind_ray.engine.team import run_team
-from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, SourceError
+from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, RequestError, SourceError
 from megamind_ray.io import ReadCounters
 
 __all__ = ["AgentLoad", "Peer"]
@@ -229,8 +229,8 @@ class AgentLoad:
             self._read_and_publish(job, row, extent, ranks, only)
         except PoolClosedError:
             return
-        except (SourceError, IntegrityError) as error:
-            # Another node may have a good copy, or a way to the storage.
+        except (SourceError, IntegrityError, RequestError) as error:
+            # Another node may have a good copy, the file at all, or a way to the storage.
             self._fail(extent, error, retryable=True)
         except MegamindError as error:
             self._fail(extent, error, retryable=False)

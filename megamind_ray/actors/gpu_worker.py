@@ -211,7 +211,7 @@ class GpuWorker:
 
     def _read_direct(self, rank: _Rank) -> None:
         def failed(extent: int, error: MegamindError) -> None:
-            retryable = isinstance(error, SourceError | IntegrityError)
+            retryable = isinstance(error, SourceError | IntegrityError | RequestError)
             rank.failures.append(
                 ExtentFailure(extent=ExtentId(extent), node=self._node, error=error, retryable=retryable)
             )

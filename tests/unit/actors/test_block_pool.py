@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from megamind_ray.actors.block_pool import BlockPool, PoolClosedError, PooledBlock
 from megamind_ray.actors.messages import Consumer, node_consumer, rank_consumer
 from megamind_ray.core.ids import BlockId, ExtentId, Generation, Rank
@@ -96,7 +97,12 @@ def test_a_reservation_waits_for_an_ack(in_background: Callable[[Callable[[], No
     pool.reserve(10)
     pool.publish(block(1), to(rank_consumer(0)))
     got_it = threading.Event()
-    in_background(lambda: (pool.reserve(10), got_it.set()) and None)
+
+    def reserve_more() -> None:
+        pool.reserve(10)
+        got_it.set()
+
+    in_background(reserve_more)
     (serial,) = take(pool, rank_consumer(0))
     assert not got_it.is_set()
     take(pool, rank_consumer(0), acked=(serial,))
@@ -206,7 +212,11 @@ def test_never_over_credit_never_early_and_never_leaking(steps: list[tuple[str, 
                 undone[rank][number] = one
         elif step == "take":
             deliveries = pool.exchange(
-                rank_consumer(value), Generation(generations[value]), acked=(), limit=int(extra), timeout_s=0  # type: ignore[call-overload]
+                rank_consumer(value),
+                Generation(generations[value]),
+                acked=(),
+                limit=int(extra),
+                timeout_s=0,  # type: ignore[call-overload]
             )
             handed[value] += [delivery.serial for delivery in deliveries]
         elif step == "ack" and handed[value]:

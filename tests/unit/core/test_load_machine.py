@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
 from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
