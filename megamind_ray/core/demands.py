@@ -123,6 +123,11 @@ class Demands:
         Two slices of one tensor are equal or disjoint (docs/design/0002), so equal ones are counted once.
         """
         rows = self.slices
-        keys = np.stack([rows.file, rows.src_offset, rows.run_bytes, rows.num_runs], axis=1)
-        distinct = np.unique(keys, axis=0)
-        return int((distinct[:, 2] * distinct[:, 3]).sum())
+        keys = (rows.num_runs, rows.run_bytes, rows.src_offset, rows.file)
+        order = np.lexsort(keys)
+        fresh = np.zeros(len(order), np.bool_)
+        fresh[:1] = True
+        for key in keys:
+            fresh[1:] |= key[order[1:]] != key[order[:-1]]
+        distinct = order[fresh]
+        return int((rows.run_bytes[distinct] * rows.num_runs[distinct]).sum())

@@ -77,7 +77,7 @@ def _holders(plan: Plan, tensor: int) -> Iterator[str]:
     ranks = plan.tables["ranks"].to_pylist()
     held = [row for row in rows if not row["alias"]]
     aliases = sorted({row["name"] for row in rows if row["alias"]})
-    yield f"  held by {len(held)} of {len(ranks)} ranks:"
+    yield f"  held by {len(held)} of {_count(len(ranks), 'rank')}:"
     for row in held:
         at = ranks[row["rank"]]
         yield (
@@ -88,7 +88,7 @@ def _holders(plan: Plan, tensor: int) -> Iterator[str]:
         yield f"    also under the name {', '.join(aliases)} (the same bytes)"
     yield "  why these GPUs:"
     for reason, members in _by_reason(ranks[row["rank"]] for row in held):
-        yield f"    rank{'s' if len(members) > 1 else ''} {_numbers(members)}: {reason}"
+        yield f"    {_ranks(members)}: {reason}"
 
 
 def _by_reason(ranks: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
@@ -107,9 +107,9 @@ def _reads(plan: Plan, tensor: int) -> Iterator[str]:
     block = segments["block"].to_numpy()[rows]
     nbytes = (segments["run_bytes"].to_numpy() * segments["num_runs"].to_numpy())[rows]
     extents = np.unique(blocks["extent"].to_numpy()[np.unique(block)])
-    sources = sorted({plan.disk_tensors[i] for i in np.unique(segments["disk_tensor"].to_numpy()[rows])})
+    sources = [plan.disk_tensors[i] for i in np.unique(segments["disk_tensor"].to_numpy()[rows])]
     shown = ", ".join(sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
-    yield f"  read from {shown} in {len(extents)} extents, {len(np.unique(block))} blocks:"
+    yield f"  read from {shown} in {_count(len(extents), 'extent')}, {_count(len(np.unique(block)), 'block')}:"
     paths = plan.tables["files"]["path"].to_pylist()
     for extent in extents[:_MOST_READS].tolist():
         yield from _read(plan, extent, block, nbytes, paths)
@@ -133,6 +133,10 @@ def _read(plan: Plan, extent: int, block: Int64Array, nbytes: Int64Array, paths:
 
 def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {_numbers(ranks)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _numbers(values: list[int]) -> str:

@@ -30,8 +30,8 @@ __all__ = [
 
 
 def pool_budget_bytes(node: Node, config: Config) -> int:
-    """Bytes that blocks may take of a node's object store, replicas included."""
-    return int(node.pool_bytes * config.pool.max_fraction)
+    """Bytes that blocks of a load may take of a node's object store, replicas included."""
+    return max(0, int(node.pool_bytes * config.pool.max_fraction) - node.pool_taken_bytes)
 
 
 def keep_budget_bytes(node: Node, config: Config, *, largest_extent_bytes: int = 0) -> int:

@@ -177,13 +177,15 @@ def _blocks(
 ) -> tuple[Int64Array, Int64Array, Int64Array, Segments]:
     """Groups pieces by (extent, consumer set), keeping their order: (extent, consumers, nbytes) by block, segments."""
     order = np.argsort(pieces.block_key, kind="stable")
-    keys, start, block = np.unique(pieces.block_key[order], return_index=True, return_inverse=True)
-    extent, consumers = np.divmod(keys, max(1, num_sets))
+    key = pieces.block_key[order]
+    fresh = np.concatenate([[True], key[1:] != key[:-1]])[: len(key)]
+    start, block = np.flatnonzero(fresh), np.cumsum(fresh) - 1
+    extent, consumers = np.divmod(key[start], max(1, num_sets))
     nbytes = (pieces.run * pieces.num)[order]
     offset = np.cumsum(nbytes) - nbytes
-    block_nbytes = np.add.reduceat(nbytes, start) if len(keys) else keys
+    block_nbytes = np.add.reduceat(nbytes, start) if len(start) else start
     segments = Segments(
-        block=block.astype(np.int64),
+        block=block,
         tensor=pieces.tensor[order],
         disk_tensor=pieces.disk_tensor[order],
         block_offset=offset - offset[start][block],

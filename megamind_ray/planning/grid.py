@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from megamind_ray.core.demands import Demands, Int64Array, SliceTable
 from megamind_ray.core.manifest import FileInfo
-from megamind_ray.planning.columns import Grouped, expand, group_sets
+from megamind_ray.planning.columns import Grouped, distinct, expand, group_sets
 from megamind_ray.units import MIB
 
 __all__ = ["STRIDED_GAP_BYTES", "Grid", "Ranges", "Rows", "Sets", "extents_of", "rows_of", "sets_of"]
@@ -181,7 +181,7 @@ def _chunk_classes(rows: Rows, sets: Sets, grid: Grid, *, apart: bool) -> _Chunk
     first = rows.begin // grid.chunk_bytes
     owner, step = expand((rows.end - 1) // grid.chunk_bytes - first + 1)
     num_sets = max(1, len(sets.lowest))
-    pairs = np.unique((first[owner] + step) * num_sets + rows.consumers[owner])
+    pairs = distinct((first[owner] + step) * num_sets + rows.consumers[owner])
     chunk, start = np.unique(pairs // num_sets, return_index=True)
     if not len(chunk):
         return _ChunkClasses(chunk, chunk)

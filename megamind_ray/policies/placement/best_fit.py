@@ -90,7 +90,9 @@ class _Attempt:
     def _place(self, gang: tuple[int, ...], *, last_level: int) -> bool:
         best: tuple[tuple[int, ...], _Domain, tuple[_Slot, ...]] | None = None
         for domain in self.domains:
-            if domain.level > last_level or (best is not None and domain.level > best[1].level):
+            # A rank alone talks to nobody over NVLink: for it only tightness counts, whatever the domain.
+            looser = best is not None and len(gang) > 1 and domain.level > best[1].level
+            if domain.level > last_level or looser:
                 break
             free = [slot for slot in domain.slots if slot.order not in self.taken]
             chosen = self._choose(gang, free, spans_nodes=domain.level == _CLUSTER)
@@ -110,8 +112,7 @@ class _Attempt:
         if len(free) < len(gang):
             return None
         needs = sorted((self.need[rank] for rank in gang), reverse=True)
-        if spans_nodes:
-            free = _fewest_nodes(free, needs)
+        free = _fewest_nodes(free, needs) if spans_nodes else list(free)
         chosen: list[_Slot] = []
         for need in needs:
             fitting = [slot for slot in free if slot.gpu.free_bytes >= need]
@@ -142,7 +143,9 @@ class _Attempt:
         ranks = sorted(gang, key=lambda rank: -self.need[rank])
         slots = sorted(chosen, key=lambda slot: -slot.gpu.free_bytes)
         pp, dp = self.parallel.coords(gang[0]).pp, self.parallel.coords(gang[0]).dp
-        who = f"{len(gang)} ranks of stage {pp}" + ("" if len(gang) > self.parallel.tp else f", dp={dp}")
+        who = f"{len(gang)} rank{'s' if len(gang) > 1 else ''} of stage {pp}" + (
+            "" if len(gang) > self.parallel.tp else f", dp={dp}"
+        )
         why = f"{who} ({format_bytes(sum(self.need[rank] for rank in gang))}): tightest fit in {domain.label}"
         for _, equal in groupby(ranks, key=lambda rank: self.need[rank]):
             group = list(equal)
@@ -194,10 +197,20 @@ def _domains(topology: Topology) -> list[_Domain]:
     return sorted(domains, key=lambda domain: domain.level)
 
 
-def _fewest_nodes(free: list[_Slot], needs: Sequence[int]) -> list[_Slot]:
-    """Free slots reordered so that taking them from the front touches few nodes: nodes with most useful GPUs first."""
+def _fewest_nodes(free: Sequence[_Slot], needs: Sequence[int]) -> list[_Slot]:
+    """Free slots in an order that touches few nodes when they are taken from the front.
+
+    Nodes with most useful GPUs come first, but the last one needed is the one with the fewest that are enough.
+    """
     by_node: dict[NodeId, list[_Slot]] = {}
     for slot in free:
         by_node.setdefault(slot.node.id, []).append(slot)
     useful = {node: sum(slot.gpu.free_bytes >= needs[-1] for slot in slots) for node, slots in by_node.items()}
-    return [slot for node in sorted(by_node, key=lambda node: -useful[node]) for slot in by_node[node]]
+    order: list[_Slot] = []
+    missing = len(needs)
+    while by_node:
+        enough = [node for node in by_node if useful[node] >= missing > 0]
+        node = min(enough, key=useful.__getitem__) if enough else max(by_node, key=useful.__getitem__)
+        missing -= useful[node]
+        order += by_node.pop(node)
+    return order

@@ -28,7 +28,7 @@ KIB64 = 64 << 10
 
 @dataclass(frozen=True)
 class Tensor:
-    """A matrix of bytes in a file and how it is split: 'rows', 'columns', 'whole', 'halves' (packed columns), 'none'."""
+    """A matrix of bytes in a file; ``split`` is rows, columns, whole, halves (packed columns) or none."""
 
     file: int
     rows: int
@@ -287,7 +287,7 @@ def full_pool(case: Case) -> dict[int, np.ndarray]:
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_rank_holds_its_slices_and_every_byte_of_them_is_written_once(case: Case) -> None:
     pool = full_pool(case)
     for rank in case.parallel.ranks:
