@@ -19,7 +19,15 @@ from megamind_ray.core.manifest import FileInfo, Manifest
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.topology import Gpu, Node, Topology
-from megamind_ray.io import LocalSource, Source, open_manifest, open_source
+from megamind_ray.io import (
+    LocalSource,
+    Source,
+    default_sidecar_path,
+    open_manifest,
+    open_source,
+    record_checksums,
+    write_sidecar,
+)
 from megamind_ray.planning.build import build_plan
 from megamind_ray.planning.demands import build_demands
 
@@ -115,6 +123,18 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> LlamaFolder:
     }
     (path / "config.json").write_text(json.dumps(settings))
     return LlamaFolder(path, tensors)
+
+
+@pytest.fixture
+def record() -> Callable[[Path], Manifest]:
+    """Writes a sidecar of checksums beside a checkpoint; gives the manifest that knows it."""
+
+    def write(path: Path) -> Manifest:
+        manifest = open_manifest(path)
+        write_sidecar(record_checksums(manifest, chunk_bytes=CHUNK_BYTES), default_sidecar_path(manifest))
+        return open_manifest(path)
+
+    return write
 
 
 @pytest.fixture(scope="session")
