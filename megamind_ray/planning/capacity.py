@@ -159,7 +159,8 @@ def _freeing(request: PlacementRequest) -> list[str]:
         if need > gpu.free_bytes:
             short.append(f"{format_bytes(need - gpu.free_bytes)} on {node.id}:{gpu.index}")
     shown = short if len(short) <= 4 else [*short[:3], f"as much on {len(short) - 3} more"]
-    return [f"free {', '.join(shown)}"] if short else []
+    # Nothing is short, so the policy passed by a placement that exists; Best-Fit finds it (docs/design/0005).
+    return [f"free {', '.join(shown)}" if short else "the configuration placement.policy = 'best_fit' places it"]
 
 
 def _other_meshes(seating: _Seating) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import numpy as np
 
 from megamind_ray.core.demands import Int64Array
@@ -46,9 +48,9 @@ def check_placement(policy: str, request: PlacementRequest, decision: PlacementD
         gpu, need = gpus.get((seat.node, seat.gpu)), request.rank_bytes[rank]
         if gpu is None:
             _refuse("placement", policy, f"rank {rank} on GPU {seat}, which the topology does not have")
-        elif (seat.node, seat.gpu) in taken:
+        if (seat.node, seat.gpu) in taken:
             _refuse("placement", policy, f"ranks {taken[seat.node, seat.gpu]} and {rank} both on GPU {seat}")
-        elif gpu.free_bytes < need:
+        if gpu.free_bytes < need:
             free = format_bytes(gpu.free_bytes)
             _refuse("placement", policy, f"rank {rank} ({format_bytes(need)}) on GPU {seat} with {free} free")
         taken[seat.node, seat.gpu] = rank
@@ -81,5 +83,5 @@ def check_routing(policy: str, request: RoutingRequest, decision: RoutingDecisio
             _refuse("routing", policy, f"for extent {int(np.argmax(broken))} {what}")
 
 
-def _refuse(kind: str, policy: str, what: str) -> None:
+def _refuse(kind: str, policy: str, what: str) -> NoReturn:
     raise RequestError(f"{kind} policy {policy!r} proposed {what}: refused; correct the policy or configure another")

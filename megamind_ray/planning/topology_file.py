@@ -197,8 +197,9 @@ def _node_lines(node: Node) -> Iterable[str]:
     yield from _pairs(name=node.id, address=node.address or None, rack=node.rack)
     yield from _pairs(memory=node.memory_bytes, pool=node.pool_bytes)
     # Equal GPUs with consecutive indices become one entry with a count.
-    key = lambda item: replace(item[1], index=item[1].index - item[0])  # noqa: E731 - used once, right below
-    for alike, members in groupby(enumerate(node.gpus), key=key):
+    for alike, members in groupby(
+        enumerate(node.gpus), key=lambda item: replace(item[1], index=item[1].index - item[0])
+    ):
         run = [gpu for _, gpu in members]
         yield "[[nodes.gpus]]"
         yield from _pairs(

@@ -242,6 +242,20 @@ def test_the_configured_policy_is_used(node: MakeNode) -> None:
     assert (first.tables["ranks"]["node"].to_pylist(), best.tables["ranks"]["node"].to_pylist()) == (["n0"], ["n1"])
 
 
+def test_where_first_fit_fails_best_fit_is_advised(node: MakeNode) -> None:
+    manifest = checkpoint(8)
+    uneven = build_demands(
+        manifest, Parallel(tp=2), rules=[Rule(pattern="*", placement=Shard(dim=0, unit=1000), stage="all")]
+    )
+    # The small rank comes first, and first_fit gives it the only GPU that holds the large one.
+    swapped = replace(uneven, views=replace(uneven.views, rank=1 - uneven.views.rank), consumer_sets=((1,), (0,)))
+    assert uneven.consumer_sets == ((0,), (1,))
+    nodes = [node("n0", [0.01, 0.001])]
+    with pytest.raises(CapacityError, match=r"fits: the configuration placement\.policy = 'best_fit' places it"):
+        plan_of(manifest, swapped, *nodes, placement=PlacementConfig(policy="first_fit"))
+    assert plan_of(manifest, swapped, *nodes).tables["ranks"]["gpu"].to_pylist() == [1, 0]
+
+
 class Stubborn:
     """A policy that puts every rank on one GPU."""
 
@@ -276,6 +290,22 @@ def test_explain_says_what_who_where_and_why(node: MakeNode) -> None:
         "block 1 (16.00 MiB, 8.00 MiB of this tensor) for rank 1",
     ):
         assert part in text
+
+
+def test_explain_knows_a_tied_tensor_by_both_names(node: MakeNode) -> None:
+    manifest = replace(checkpoint(8), tied={"head": "t0"})
+    plan = plan_of(manifest, sharded(manifest, Parallel()), node("n0", [80]))
+    text = plan.explain("head")
+    assert "asked for as head" in text
+    assert "also under the name head (the same bytes)" in text
+    assert [view.offset for view in compile_rank(plan, manifest, Rank(0), LOAD).views] == [0, 0]
+
+
+def test_explain_finds_a_tensor_that_is_named_otherwise_on_disk(node: MakeNode) -> None:
+    plan = plan_of(checkpoint(8), sharded(checkpoint(8), Parallel()), node("n0", [80]))
+    renamed = replace(plan, disk_tensors=("experts.0.w1",))
+    assert "asked for as experts.0.w1" in renamed.explain("experts.0.w1")
+    assert "read from experts.0.w1 in 1 extent, 1 block:" in renamed.explain("t0")
 
 
 def test_explain_lists_the_nearest_names_of_an_unknown_tensor(node: MakeNode) -> None:
