@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,21 +18,37 @@ from megamind_ray.engine.local_load import load_plan
 from megamind_ray.io import open_manifest
 from megamind_ray.planning.build import build_plan
 from megamind_ray.planning.demands import build_demands
-from megamind_ray.testing.checkpoints import CHECKPOINTS
+from megamind_ray.testing.checkpoints import (
+    gpt_oss_checkpoint,
+    llama_checkpoint,
+    llama_fp8_checkpoint,
+    mixtral_checkpoint,
+)
 from megamind_ray.testing.oracle import expected_state_dict
 
-DENSE = ("llama", "llama-kv12-untied-3files", "llama-fp8")
-EXPERTS = ("mixtral", "gpt_oss")
+# With 12 KV heads every tp works; with 4, grouped-query attention is there and tp = 3 is refused.
+DENSE = {
+    "llama-tied": partial(llama_checkpoint, kv_heads=12),
+    "llama-gqa": partial(llama_checkpoint, kv_heads=4),
+    "llama-3-files": partial(llama_checkpoint, kv_heads=12, tied=False, num_files=3),
+    "llama-fp8": partial(llama_fp8_checkpoint, kv_heads=12),
+}
+EXPERTS = {
+    "mixtral": partial(mixtral_checkpoint, kv_heads=12),
+    "gpt_oss-mxfp4": partial(gpt_oss_checkpoint, kv_heads=12),
+}
+CHECKPOINTS = DENSE | EXPERTS
 BUDGET_BYTES = 32 << 20
 
 
 def _meshes(name: str) -> list[Parallel]:
     """tp 1-4, pp 1-2, dp 1-2, and for experts ep 1, 2, 4 where it divides dp x tp."""
-    sizes = itertools.product((1, 2, 3, 4), (1, 2), (1, 2), (1, 2, 4) if name in EXPERTS else (1,))
+    tps = (1, 2, 4) if name == "llama-gqa" else (1, 2, 3, 4)
+    sizes = itertools.product(tps, (1, 2), (1, 2), (1, 2, 4) if name in EXPERTS else (1,))
     return [Parallel(tp=tp, pp=pp, dp=dp, ep=ep) for tp, pp, dp, ep in sizes if dp * tp % ep == 0]
 
 
-CASES = [(name, parallel) for name in (*DENSE, *EXPERTS) for parallel in _meshes(name)]
+CASES = [(name, parallel) for name in CHECKPOINTS for parallel in _meshes(name)]
 
 
 @pytest.fixture(scope="module")
