@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megamind_ray.core.demands import Demands, ModuleTensor
 from megamind_ray.core.manifest import Manifest
@@ -73,17 +73,21 @@ def build_demands(
         RequestError: The mesh does not fit the model, a rule does not fit a tensor, too much would be replicated, or a
             glob of ``include`` matches nothing.
     """
-    book = RuleBook((*rules, *family_rules(manifest.config), *fallback_rules))
+    fallback = [replace(rule, origin="fallback") if rule.origin == "user" else rule for rule in fallback_rules]
+    book = RuleBook((*rules, *_built_in(manifest, parallel), *fallback))
     entries = module_entries(manifest)
     decisions = [_decide(book, entry) for entry in entries]
-    _require_fitting_heads(entries, decisions, parallel)
-    placements = aligned_placements(entries, decisions, parallel, quantization(manifest.config))
+    placements = _placements(manifest, parallel, entries, decisions, any_rules=bool(rules))
     infos = list(manifest.tensors.values())
     sizes = [_nbytes(entry, infos) for entry in entries]
-    if parallel.ep > 1 and not any(isinstance(placement, ExpertShard) for placement in placements):
-        raise RequestError(f"ep={parallel.ep}, but no tensor of {manifest.uri} is split by experts; take ep=1")
     if parallel.tp > 1 and not allow_replication:
-        _require_little_replication(entries, decisions, placements, sizes, parallel, max_replicated_share)
+        asked = {id(rule) for rule in rules}
+        counted = [
+            (size, entry.names[0])
+            for entry, decision, placement, size in zip(entries, decisions, placements, sizes, strict=True)
+            if _is_replicated(placement, parallel.ep) and id(decision.rule) not in asked
+        ]
+        _require_little_replication(counted, sum(sizes), parallel.tp, max_replicated_share)
     staged = _stages(book, entries, sizes, parallel)
     chosen = _included(entries, infos, include, manifest.uri)
     builder = SliceBuilder(infos, parallel)
@@ -91,6 +95,37 @@ def build_demands(
         builder.add(entries[index], placements[index], staged.stages[index])
     tensors = tuple(_tensor(entries[i], decisions[i], placements[i], sizes[i]) for i in chosen)
     return builder.finish(tensors, staged.stage_of_layer)
+
+
+def _built_in(manifest: Manifest, parallel: Parallel) -> tuple[Rule, ...]:
+    try:
+        return family_rules(manifest.config)
+    except RequestError:
+        # One rank takes all as it is; an incomplete config.json is no obstacle to that.
+        if parallel.tp == parallel.pp == parallel.ep == 1:
+            return ()
+        raise
+
+
+def _placements(
+    manifest: Manifest,
+    parallel: Parallel,
+    entries: Sequence[ModuleEntry],
+    decisions: Sequence[Decision],
+    *,
+    any_rules: bool,
+) -> list[Placement]:
+    quant = quantization(manifest.config)
+    if parallel.tp > 1 and not quant.known and not any_rules:
+        raise RequestError(
+            f"{manifest.uri} is quantised by {quant.method!r}, whose tensors cannot be split over tp={parallel.tp} "
+            f"without rules for them; take tp=1, or give rules"
+        )
+    _require_fitting_heads(entries, decisions, parallel)
+    placements = aligned_placements(entries, decisions, parallel, quant)
+    if parallel.ep > 1 and not any(isinstance(placement, ExpertShard) for placement in placements):
+        raise RequestError(f"ep={parallel.ep}, but no tensor of {manifest.uri} is split by experts; take ep=1")
+    return placements
 
 
 def _decide(book: RuleBook, entry: ModuleEntry) -> Decision:
@@ -127,7 +162,10 @@ def _is_replicated(placement: Placement, ep: int) -> bool:
 
 
 def _require_fitting_heads(entries: Sequence[ModuleEntry], decisions: Sequence[Decision], parallel: Parallel) -> None:
-    examples = {id(decision): (decision, entry.names[0]) for entry, decision in zip(entries, decisions, strict=True)}
+    examples: dict[int, tuple[Decision, str]] = {}
+    for entry, decision in zip(entries, decisions, strict=True):
+        if id(decision) not in examples:
+            examples[id(decision)] = (decision, entry.names[0])
     used: dict[Heads, str] = {}
     for decision, name in examples.values():
         placement = decision.placement
@@ -137,31 +175,19 @@ def _require_fitting_heads(entries: Sequence[ModuleEntry], decisions: Sequence[D
         for block in blocks:
             if isinstance(block, Shard) and block.heads is not None:
                 used.setdefault(block.heads, name)
-    require_heads(list(used.items()), parallel.tp)
+    # Query heads first: they are what people know, and key heads allow more.
+    require_heads(sorted(used.items(), key=lambda item: item[0].kv), parallel.tp)
 
 
-def _require_little_replication(
-    entries: Sequence[ModuleEntry],
-    decisions: Sequence[Decision],
-    placements: Sequence[Placement],
-    sizes: Sequence[int],
-    parallel: Parallel,
-    max_share: float,
-) -> None:
-    """What the user's own rules replicate was asked for and does not count."""
-    total = sum(sizes)
-    counted = [
-        (size, entry.names[0])
-        for entry, decision, placement, size in zip(entries, decisions, placements, sizes, strict=True)
-        if _is_replicated(placement, parallel.ep) and (decision.rule is None or decision.rule.origin != "user")
-    ]
+def _require_little_replication(counted: Sequence[tuple[int, str]], total: int, tp: int, max_share: float) -> None:
+    """What the user's own rules replicate was asked for; it is not among ``counted`` (bytes, name)."""
     replicated = sum(size for size, _ in counted)
     if replicated <= max_share * total:
         return
     largest = sorted(counted, key=lambda item: (-item[0], item[1]))[:_NUM_LARGEST]
     listed = ", ".join(f"{name} ({format_bytes(size)})" for size, name in largest)
     raise RequestError(
-        f"tp={parallel.tp}: {replicated / total:.0%} of the checkpoint's bytes ({format_bytes(replicated)}) would be "
+        f"tp={tp}: {replicated / total:.0%} of the checkpoint's bytes ({format_bytes(replicated)}) would be "
         f"replicated on every tp rank, more than the {max_share:.0%} allowed; largest: {listed}. "
         f"Give rules that split them, or allow it with allow_replication=True"
     )

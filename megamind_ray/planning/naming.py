@@ -40,7 +40,6 @@ _LEAVES = {
     "down_proj": ("down_proj", 0),
 }
 _SUFFIXES = {"weight": "", "weight_scale_inv": "_scale_inv"}
-_EXPERT = re.compile(r"(.*\.(?:block_sparse_moe|mlp)\.experts)\.0\.(w[123]|(?:gate|up|down)_proj)\.(\w+)")
 _COUNT_SETTINGS = ("num_local_experts", "n_routed_experts", "num_experts")
 
 
@@ -77,12 +76,46 @@ class _Experts:
     parts: dict[str, dict[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Fusion:
-    """What a template of per-expert names becomes: ``experts.<leaf>``, from the projection ``part`` of each expert."""
+class _Collector:
+    """Gathers the parts of fused tensors. Names are cut with ``partition``: a large model has 90,000 of them."""
 
-    leaf: str
-    part: str
+    def __init__(self, model_type: str | None) -> None:
+        self._model_type = model_type
+        # (module with the experts, projection and tensor) -> leaf of the fused tensor, None where there is none.
+        self._leaves: dict[tuple[str, str], str | None] = {}
+        self._collected: dict[tuple[str, str], _Experts] = {}
+
+    def is_fusable(self, name: str) -> bool:
+        module, found, rest = name.partition(".experts.")
+        expert, _, part = rest.partition(".")
+        return bool(found) and expert.isdecimal() and self._leaf(module, part) is not None
+
+    def take(self, name: str, index: int) -> _Experts | None:
+        """Notes a part; returns the fused tensor if it is its first."""
+        module, _, rest = name.partition(".experts.")
+        expert, _, part = rest.partition(".")
+        leaf = self._leaf(module, part)
+        assert leaf is not None
+        experts = self._collected.get((module, leaf))
+        is_first = experts is None
+        if experts is None:
+            fused = f"{_renamed(module + '.', self._model_type)}experts.{leaf}"
+            experts = self._collected[module, leaf] = _Experts(fused, f"{module}.experts", {})
+        experts.parts.setdefault(part, {})[int(expert)] = index
+        return experts if is_first else None
+
+    def _leaf(self, module: str, part: str) -> str | None:
+        key = (module, part)
+        if key not in self._leaves:
+            self._leaves[key] = _fused_leaf(module, part, self._model_type)
+        return self._leaves[key]
+
+
+def _fused_leaf(module: str, part: str, model_type: str | None) -> str | None:
+    projection, _, tensor = part.partition(".")
+    known = projection in _LEAVES and tensor in _SUFFIXES and module.endswith((".mlp", ".block_sparse_moe"))
+    family = _W123 if projection.startswith("w") else _GATE_UP_DOWN
+    return _LEAVES[projection][0] + _SUFFIXES[tensor] if known and model_type in family else None
 
 
 def split_numbers(name: str) -> tuple[str, tuple[str, ...]]:
@@ -108,29 +141,19 @@ def module_entries(manifest: Manifest) -> list[ModuleEntry]:
     """
     infos = list(manifest.tensors.values())
     aliases = _aliases(manifest)
-    fusions: dict[str, _Fusion | None] = {}
-    collected: dict[tuple[str, str], _Experts] = {}
+    collector = _Collector(manifest.model_type)
     entries: list[ModuleEntry | _Experts] = []
     for index, info in enumerate(infos):
-        template, numbers = split_numbers(info.name)
-        if template not in fusions:
-            fusions[template] = _fusion(template, manifest.model_type)
-        fusion = fusions[template]
-        if fusion is None:
-            name = _renamed(info.name, manifest.model_type)
-            if name is not info.name:
-                template, numbers = split_numbers(name)
-            names = (name, *aliases.get(info.name, ()))
-            part = np.array([index], dtype=np.int64)
-            entries.append(ModuleEntry(names, template, numbers, info.dtype, info.shape, (part,)))
+        if collector.is_fusable(info.name):
+            experts = collector.take(info.name, index)
+            if experts is not None:
+                entries.append(experts)
             continue
-        prefix = info.name.partition(".experts.")[0]
-        experts = collected.get((prefix, fusion.leaf))
-        if experts is None:
-            name = f"{_renamed(prefix + '.', manifest.model_type)}experts.{fusion.leaf}"
-            experts = collected[prefix, fusion.leaf] = _Experts(name, f"{prefix}.experts", {})
-            entries.append(experts)
-        experts.parts.setdefault(fusion.part, {})[int(numbers[-1])] = index
+        name = _renamed(info.name, manifest.model_type)
+        template, numbers = split_numbers(name)
+        names = (name, *aliases.get(info.name, ()))
+        part = np.array([index], dtype=np.int64)
+        entries.append(ModuleEntry(names, template, numbers, info.dtype, info.shape, (part,)))
     count = num_experts(manifest.config)
     return [_fuse(entry, infos, count) if isinstance(entry, _Experts) else entry for entry in entries]
 
@@ -148,15 +171,6 @@ def _renamed(name: str, model_type: str | None) -> str:
     if model_type == "bert" and "LayerNorm." in name:
         return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     return name
-
-
-def _fusion(template: str, model_type: str | None) -> _Fusion | None:
-    match = _EXPERT.fullmatch(template)
-    if match is None or match[3] not in _SUFFIXES:
-        return None
-    if model_type not in (_W123 if match[2].startswith("w") else _GATE_UP_DOWN):
-        return None
-    return _Fusion(_LEAVES[match[2]][0] + _SUFFIXES[match[3]], f"{match[2]}.{match[3]}")
 
 
 def _fuse(experts: _Experts, infos: list[TensorInfo], count: int | None) -> ModuleEntry:

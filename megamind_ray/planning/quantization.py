@@ -20,12 +20,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from megamind_ray.errors import RequestError
 
 __all__ = ["Quantization", "layer_and_suffix", "quantization"]
 
+# Schemes whose weights keep their shapes; what they pack after all has other names, which no rule matches.
+_UNPACKED = frozenset({"compressed-tensors", "fbgemm_fp8"})
 _SUFFIX = re.compile(
     r"(.*?)(\.weight_scale_inv|\.weight_scale|\.input_scale|\.weight|\.bias|\.qweight|\.qzeros|\.scales|\.g_idx"
     r"|_scale_inv|_blocks|_scales|_bias)?"
@@ -37,7 +38,7 @@ class Quantization:
     """The scheme of a checkpoint.
 
     Attributes:
-        method: ``none`` stands for every scheme that keeps the shapes of the weights.
+        method: As the configuration names it, ``none`` without quantisation.
         block_out: Out features per row of FP8 block scales, 1 without.
         block_in: In features per column of FP8 block scales, 1 without.
         pack: Values in one int32 of GPTQ and AWQ.
@@ -45,12 +46,17 @@ class Quantization:
         act_order: GPTQ with ``desc_act``: groups are not contiguous.
     """
 
-    method: Literal["none", "fp8", "gptq", "awq", "mxfp4"] = "none"
+    method: str = "none"
     block_out: int = 1
     block_in: int = 1
     pack: int = 1
     group: int = 0
     act_order: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether the rules can split it."""
+        return self.method in ("none", "fp8", "gptq", "awq", "mxfp4") or self.method in _UNPACKED
 
     @property
     def out_unit(self) -> int:
@@ -93,16 +99,15 @@ def quantization(config: Mapping[str, object]) -> Quantization:
     if method == "mxfp4":
         return Quantization(method="mxfp4")
     if method in ("gptq", "awq"):
-        return _packed(raw, "gptq" if method == "gptq" else "awq")
-    return Quantization()
+        return _packed(raw, method)
+    return Quantization(method=method or "none")
 
 
-def _packed(raw: Mapping[str, object], method: Literal["gptq", "awq"]) -> Quantization:
+def _packed(raw: Mapping[str, object], method: str) -> Quantization:
     bits, group = raw.get("bits", 4), raw.get("group_size", 128)
     if not isinstance(bits, int) or bits < 1 or 32 % bits:
-        raise RequestError(
-            f"config.json: {method} with bits={bits!r}; only widths that fill an int32 evenly (2, 4, 8) can be split"
-        )
+        # Values lie across the borders of int32s; nothing but whole tensors can be taken from that.
+        return Quantization(method=f"{method} with bits={bits}")
     if not isinstance(group, int):
         raise RequestError(f"config.json: {method} with group_size={group!r}; it must be a number")
     return Quantization(

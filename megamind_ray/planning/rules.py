@@ -79,6 +79,8 @@ class RuleBook:
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
+        for rule in rules:
+            _require_sane(rule)
         self._rules = [_Compiled(rule, _compile(rule.pattern), _tells_numbers(rule.pattern)) for rule in rules]
         self._candidates: dict[str, tuple[_Compiled, ...]] = {}
         self._decisions: dict[tuple[_Compiled, ...], Decision] = {}
@@ -106,6 +108,20 @@ class RuleBook:
         if not any(item.by_number for item in candidates):
             self._by_template[template] = decision
         return decision
+
+
+def _require_sane(rule: Rule) -> None:
+    placement = rule.placement.inner if isinstance(rule.placement, ExpertShard) else rule.placement
+    blocks = placement.blocks if isinstance(placement, PackedShard) else (placement,)
+    grains = [block.unit for block in blocks if isinstance(block, Shard)]
+    grains += [block.heads.count for block in blocks if isinstance(block, Shard) and block.heads]
+    if isinstance(placement, Shard | PackedShard):
+        grains.append(placement.features_per_index)
+    if any(grain < 1 for grain in grains):
+        raise RequestError(
+            f"rule {rule.pattern!r} ({rule.origin}): unit, features_per_index and heads must be 1 or more, "
+            f"not {min(grains)}"
+        )
 
 
 @lru_cache(maxsize=8192)

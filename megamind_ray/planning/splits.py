@@ -112,7 +112,7 @@ def index_bounds(bounds: Bounds, features_per_index: int, num_features: int, *, 
     """
     if features_per_index == 1:
         return bounds
-    for boundary in {edge for pair in bounds for edge in pair}:
+    for boundary in sorted({edge for pair in bounds for edge in pair}):
         if boundary % features_per_index and boundary != num_features:
             raise RequestError(
                 f"{what}: a split at feature {boundary} falls inside one of its indices, which stand for "
@@ -135,6 +135,8 @@ def layouts(shape: tuple[int, ...], placement: Placement, tp: int, *, ep: int = 
         RequestError: The placement does not fit the tensor, or tp does not fit the placement.
     """
     if isinstance(placement, ExpertShard):
+        if not shape and not placement.separate:
+            raise RequestError(f"{what}: a rule splits it by experts, but it is a scalar; correct the rule")
         if ep == 1:
             return layouts(shape, placement.inner, tp, what=what)
         if placement.separate:

@@ -21,9 +21,7 @@ MESHES = [
     Parallel(),
     *(Parallel(tp=tp) for tp in (2, 3, 4)),
     Parallel(tp=2, pp=2),
-    Parallel(tp=4, pp=2),
     Parallel(dp=2, tp=2),
-    Parallel(dp=2, pp=2),
     Parallel(dp=2, tp=3, pp=2),
 ]
 MOE_MESHES = [
@@ -32,7 +30,6 @@ MOE_MESHES = [
     Parallel(tp=4, ep=4, pp=2),
     Parallel(dp=2, tp=2, ep=4),
     Parallel(dp=2, tp=2, ep=2, pp=2),
-    Parallel(dp=4, ep=2),
 ]
 MOE = [name for name in CHECKPOINTS if name.startswith(("mixtral", "qwen3_moe", "deepseek", "gpt_oss", "switch"))]
 # 4 key and value heads cannot be shared by 3 ranks; neither can 2.
