@@ -99,14 +99,15 @@ def test_a_bit_that_stays_flipped_is_an_error_that_names_file_tensor_and_range(
     reader = _reader(recorded, config, opener=storage)
 
     with (
-        pytest.raises(IntegrityError, match=r"model\.safetensors.*megamind-checksums\.json.*also after 3 reads") as caught,
+        pytest.raises(IntegrityError, match=r"model\.safetensors.*checksums\.json.*also after 3 reads") as caught,
         reader.staged(0, info.data_begin, info.size_bytes),
     ):
         pass
 
     error = caught.value
     assert error.file == recorded.file_uri(0)
-    assert error.begin is not None and error.end is not None
+    assert error.begin is not None
+    assert error.end is not None
     assert error.begin <= storage.flip_at < error.end
     assert wrong.name in str(error)
     assert error.tensor in tensors_in(reader.files, 0, error.begin, error.end)

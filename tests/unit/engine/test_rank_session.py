@@ -120,7 +120,9 @@ def test_a_segment_that_lands_in_rows_is_checked_before_it_is_copied(
     columns = {name: getattr(segments, name).copy() for name in segments.__slots__}
     columns["run_bytes"][row], columns["num_runs"][row] = run, 2
     columns["src_stride_bytes"][row], columns["dst_stride_bytes"][row] = run, run + 2
-    program = replace(delivery.program, segments=type(segments)(**columns), arena_bytes=delivery.program.arena_bytes + 2)
+    program = replace(
+        delivery.program, segments=type(segments)(**columns), arena_bytes=delivery.program.arena_bytes + 2
+    )
     session = RankSession(program, HostArena(4 << 20), pool_config)
     owner = int(np.searchsorted(program.blocks.first_segment, row, side="right")) - 1
     block, data, sums = next(item for item in delivery.blocks if item[0] == int(program.blocks.block[owner]))
@@ -150,7 +152,9 @@ def test_missing_blocks_are_listed_and_keep_the_session_from_finishing(delivery:
         delivery.session.apply(*block)
 
     assert delivery.session.missing_blocks.tolist() == [absent[0]]
-    with pytest.raises(ClusterError, match=rf"rank 1: 1 of {len(delivery.blocks)} blocks did not arrive.*\[{absent[0]}\]"):
+    with pytest.raises(
+        ClusterError, match=rf"rank 1: 1 of {len(delivery.blocks)} blocks did not arrive.*\[{absent[0]}\]"
+    ):
         delivery.session.finish()
     with pytest.raises(RequestError, match=r"call finish\(\) first"):
         delivery.session.state_dict()
