@@ -51,15 +51,27 @@ def host_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
 
     Args:
         proc: Where procfs is.
-        cgroup: Where the control group of this process is.
+        cgroup: Where control groups are mounted.
     """
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total, free = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    for limit_name, used_name in _CGROUP_LIMITS:
-        limit, used = _number(cgroup / limit_name), _number(cgroup / used_name)
-        if limit is not None and used is not None:
-            total, free = min(total, limit), min(free, max(0, limit - used))
+    for group in (cgroup, *_groups_of_process(proc, cgroup)):
+        for limit_name, used_name in _CGROUP_LIMITS:
+            limit, used = _number(group / limit_name), _number(group / used_name)
+            if limit is not None and used is not None:
+                total, free = min(total, limit), min(free, max(0, limit - used))
     return DeviceMemory(total, free)
+
+
+def _groups_of_process(proc: Path, cgroup: Path) -> list[Path]:
+    """The control group (version 2) of this process and all above it; each of them limits it."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    own = [cgroup / path for path in paths if path and ".." not in path.split("/")]
+    return [group for path in own for group in (path, *path.parents) if group.is_relative_to(cgroup)]
 
 
 def _number(path: Path) -> int | None:

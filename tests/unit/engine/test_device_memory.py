@@ -34,6 +34,16 @@ def test_a_control_group_limits_it(machine: Path) -> None:
     assert (memory.total_bytes, memory.free_bytes) == (4 * GIB, GIB)
 
 
+def test_a_group_above_the_own_one_limits_it_too(machine: Path) -> None:
+    (machine / "self").mkdir()
+    (machine / "self" / "cgroup").write_text("0::/jobs/job-7\n")
+    (machine / "jobs" / "job-7").mkdir(parents=True)
+    (machine / "jobs" / "memory.max").write_text(f"{2 * GIB}\n")
+    (machine / "jobs" / "memory.current").write_text(f"{GIB // 2}\n")
+
+    assert host_memory(proc=machine, cgroup=machine).free_bytes == 3 * GIB // 2
+
+
 def test_a_control_group_without_a_limit_does_not(machine: Path) -> None:
     (machine / "memory.max").write_text("max\n")
     (machine / "memory.current").write_text(f"{3 * GIB}\n")
