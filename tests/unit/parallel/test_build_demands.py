@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +16,11 @@ from megamind_ray.core.parallel import ExpertShard, Heads, PackedShard, Parallel
 from megamind_ray.core.tensor import DType, TensorInfo
 from megamind_ray.errors import RequestError
 from megamind_ray.planning.demands import build_demands
+from megamind_ray.testing.oracle import expected_module_tensors
 
 Spec = tuple[str, DType, tuple[int, ...]]
 Checkpoint = Callable[[str], Manifest]
+Execute = Callable[[Demands, Manifest], list[dict[str, tuple[tuple[int, ...], bytes]]]]
 
 
 def manifest_of(
@@ -167,6 +170,17 @@ def test_packed_experts_keep_their_names_and_go_to_their_group() -> None:
     assert held["model.layers.0.mlp.experts.1.up_proj.qweight"] == {0}
     assert held["model.layers.0.mlp.experts.2.gate_proj.qweight"] == {1}
     assert shapes(demands, "model.layers.0.mlp.experts.2.gate_proj.qweight") == [(8, 64)]
+
+
+def test_blocks_of_experts_of_a_rank_lie_one_behind_the_other(checkpoint: Checkpoint, execute: Execute) -> None:
+    halves = PackedShard(dim=0, sizes=(2, 2), blocks=(Shard(dim=0),) * 2)
+    manifest = checkpoint("mixtral")
+    rules = [Rule(pattern="*.experts.down_proj", placement=halves)]
+    second = execute(build_demands(manifest, Parallel(tp=2), rules=rules), manifest)[1]
+    whole = expected_module_tensors(manifest.root)["model.layers.0.mlp.experts.down_proj"]
+    shape, data = second["model.layers.0.mlp.experts.down_proj"]
+    assert shape == (2, 96, 74)
+    assert data == whole[[1, 3]].view(torch.uint8).numpy().tobytes()
 
 
 # Stages and tied names

@@ -112,3 +112,8 @@ def test_experts_without_groups_are_split_over_tp() -> None:
 def test_scalar_cannot_be_split_by_experts() -> None:
     with pytest.raises(RequestError, match="s: a rule splits it by experts, but it is a scalar"):
         layouts((), ExpertShard(inner=Replicate()), 2, what="s")
+
+
+def test_packed_values_are_never_cut_even_without_a_unit() -> None:
+    # Five int32 of eight values each: the third rank gets the last one.
+    assert feature_bounds(Shard(dim=0, features_per_index=8), 40, 3, what="w") == ((0, 16), (16, 32), (32, 40))
