@@ -56,10 +56,10 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Each module of benchmarks/ is one benchmark, but for the ones with a leading underscore.
+# A module of benchmarks/ that writes a result is a benchmark; the others are what benchmarks use.
 bench: $(VENV)/.installed-dev $(VENV)/.installed-demo
 	@mkdir -p build/bench
-	@set -e; for file in benchmarks/[!_]*.py; do \
+	@set -e; for file in $$(grep -l '^from benchmarks._result import' benchmarks/*.py); do \
 	    name=$$(basename $$file .py); echo "== $$name"; \
 	    $(BIN)/python -m benchmarks.$$name --quick --json build/bench/$$name.json; \
 	done

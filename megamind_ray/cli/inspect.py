@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from megamind_ray.cli.output import Output
 
 __all__ = ["EXAMPLES", "inspect_command"]
 
+_COLUMNS = ("name", "dtype", "shape", "num_bytes", "file")
 EXAMPLES = examples(
     "megamind inspect /models/llama-3-8b",
     "megamind inspect s3://models/deepseek-v3 --json",
@@ -25,29 +27,25 @@ def inspect_command(
 ) -> None:
     """Shows what is in a checkpoint. Reads headers only."""
     with Output(as_json) as output:
-        from rich.console import Group
-
         from megamind_ray.io import open_manifest
         from megamind_ray.report.summary import summarize_manifest
-        from megamind_ray.report.tables import manifest_tables, plain_table
+        from megamind_ray.report.tables import manifest_tables
 
         manifest = open_manifest(uri)
         summary = summarize_manifest(manifest)
         document: dict[str, Any] = summary.to_json()
-        text = manifest_tables(summary)
+        lines: list[str] = []
         if tensors:
-            listing = [
-                {
-                    "name": tensor.name,
-                    "dtype": tensor.dtype.label,
-                    "shape": list(tensor.shape),
-                    "num_bytes": tensor.nbytes,
-                    "file": manifest.files[tensor.file].path,
-                    "begin": tensor.begin,
-                }
+            rows = [
+                (tensor.name, tensor.dtype.label, list(tensor.shape), tensor.nbytes, manifest.files[tensor.file].path)
                 for tensor in manifest.tensors.values()
             ]
-            document["tensors"] = listing
-            columns = ("tensor", "dtype", "shape", ">bytes", "file", ">at")
-            text = Group(text, "", plain_table(columns, [list(row.values()) for row in listing]))
-        output.emit(document, text)
+            document["tensors"] = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+            lines = ["", *_listing(rows)]
+        output.emit(document, manifest_tables(summary), lines)
+
+
+def _listing(rows: Sequence[tuple[str, str, list[int], int, str]]) -> Iterator[str]:
+    width = max((len(row[0]) for row in rows), default=0)
+    for name, dtype, shape, num_bytes, file in rows:
+        yield f"{name:<{width}}  {dtype:<11}  {shape!s:<20}  {num_bytes:>15,}  {file}"

@@ -38,6 +38,13 @@ def test_tensors_are_listed_on_demand(megamind: Any, checkpoint: Path) -> None:
     assert shapes["model.layers.0.self_attn.k_proj.weight"] == [16, 32]
 
 
+def test_people_get_a_line_for_each_tensor(megamind: Any, checkpoint: Path) -> None:
+    lines = megamind("inspect", checkpoint, "--tensors").stdout.splitlines()
+
+    (line,) = [line for line in lines if line.startswith("model.layers.0.self_attn.k_proj.weight ")]
+    assert line.split()[1:] == ["F16", "[16,", "32]", "1,024", "model.safetensors"]
+
+
 def test_a_recording_shows(megamind: Any, checkpoint: Path) -> None:
     megamind("verify", "--record", checkpoint)
 
