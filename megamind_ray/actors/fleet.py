@@ -43,17 +43,10 @@ class Spawner(Protocol):
     def nodes(self) -> list[NodeResources]:
         """Living nodes, in a stable order."""
 
-    def agent(self, name: str, node: NodeId, config: Config, lifetime: Lifetime) -> Any:
+    def agent(self, name: str, node: NodeId, lifetime: Lifetime) -> Any:
         """Starts a node agent there; returns its handle at once."""
 
-    def worker(
-        self,
-        name: str,
-        node: NodeResources,
-        config: Config,
-        lifetime: Lifetime,
-        device_memory_bytes: int | None,
-    ) -> Any:
+    def worker(self, name: str, node: NodeResources, lifetime: Lifetime, device_memory_bytes: int | None) -> Any:
         """Starts a GPU worker there; Ray chooses which of the free GPUs it gets."""
 
     def kill(self, handle: Any) -> None:
@@ -195,7 +188,7 @@ class Fleet:
             if resources.num_gpus == 0:
                 continue
             if node not in self.agents:
-                agents[node] = self._spawner.agent(agent_name(self.name, node), node, self._config, self.lifetime)
+                agents[node] = self._spawner.agent(agent_name(self.name, node), node, self.lifetime)
             workers += [(node, self._spawn_worker(resources)) for _ in range(resources.free_gpus)]
         try:
             answers = wait_for_all(
@@ -214,7 +207,7 @@ class Fleet:
 
     def _spawn_worker(self, on: NodeResources) -> Any:
         name = worker_name(self.name, on.node, uuid.uuid4().hex[:8])
-        return self._spawner.worker(name, on, self._config, self.lifetime, self._device_memory_bytes)
+        return self._spawner.worker(name, on, self.lifetime, self._device_memory_bytes)
 
     def _forget(self, nodes: Iterable[NodeId]) -> None:
         for node in nodes:

@@ -27,7 +27,7 @@ from megamind_ray.actors.messages import (
     rank_consumer,
 )
 from megamind_ray.actors.pool_check import find_pool_file
-from megamind_ray.config import Config
+from megamind_ray.config import Config, DeadlineConfig
 from megamind_ray.core.ids import ExtentId, Generation, LoadId, NodeId
 from megamind_ray.core.program import RankProgram
 from megamind_ray.device.arena import Arena, HostArena
@@ -50,6 +50,7 @@ class _Rank:
 
     session: RankSession
     generation: Generation
+    deadlines: DeadlineConfig
     stop: threading.Event = field(default_factory=threading.Event)
     failures: list[ExtentFailure] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +62,6 @@ class GpuWorker:
 
     def __init__(
         self,
-        config: Config,
         device_memory_bytes: int | None,
         num_workers_on_node: int = 1,
         plane: DataPlane | None = None,
@@ -69,12 +69,10 @@ class GpuWorker:
         """Takes its memory.
 
         Args:
-            config: Settings.
             device_memory_bytes: Budget of the arena; None: what is free, on a CPU target this worker's part of it.
             num_workers_on_node: Workers that share the host's memory.
             plane: How blocks are fetched; default is Ray's object store.
         """
-        self._config = config
         self._plane = plane if plane is not None else RayObjectStore()
         self._lock = threading.Lock()
         self._ranks: dict[LoadId, _Rank] = {}
@@ -103,13 +101,13 @@ class GpuWorker:
             return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     @in_group("moves")
-    def load(self, program: RankProgram, agent: Any, generation: Generation) -> RankResult:
-        """Loads a rank: reads its direct extents, takes its blocks from the agent of its node.
+    def load(self, program: RankProgram, agent: Any, generation: Generation, config: Config) -> RankResult:
+        """Loads a rank with the load's settings: reads its direct extents, takes its blocks from its node's agent.
 
         Raises:
             MegamindError: It cannot be finished; its memory is given back.
         """
-        rank = _Rank(RankSession(program, self._arena, self._config), generation)
+        rank = _Rank(RankSession(program, self._arena, config), generation, config.deadlines)
         with self._lock:
             self._ranks[program.load] = rank
         try:
@@ -118,7 +116,7 @@ class GpuWorker:
         except BaseException:
             with self._lock:
                 self._ranks.pop(program.load, None)
-            rank.session.release(self._config.deadlines.close_s)
+            rank.session.release(rank.deadlines.close_s)
             raise
         session = rank.session
         reads = session.reads
@@ -202,12 +200,12 @@ class GpuWorker:
                 if rank.failures or not from_pool.isdisjoint(missing.tolist()):
                     acked, rejected = self._exchange(rank, agent, acked, rejected)
                 else:
-                    direct.join(timeout=self._config.deadlines.poll_s)
+                    direct.join(timeout=rank.deadlines.poll_s)
             if acked:
                 self._ask(agent, rank, acked, [], limit=0, timeout_s=0.0)
         finally:
             session.stop()
-            direct.join(timeout=self._config.deadlines.close_s)
+            direct.join(timeout=rank.deadlines.close_s)
 
     def _read_direct(self, rank: _Rank) -> None:
         def failed(extent: int, error: MegamindError) -> None:
@@ -227,11 +225,11 @@ class GpuWorker:
     ) -> tuple[list[int], list[Delivery]]:
         """Acks one batch and takes the next; returns what to ack and to reject with the next call."""
         begin = perf_counter()
-        deliveries = self._ask(agent, rank, acked, rejected, limit=_BATCH, timeout_s=self._config.deadlines.poll_s)
+        deliveries = self._ask(agent, rank, acked, rejected, limit=_BATCH, timeout_s=rank.deadlines.poll_s)
         rank.session.add_seconds("wait", perf_counter() - begin)
         arrived: list[int] = []
         damaged: list[Delivery] = []
-        blocks = self._plane.get([one.handle for one in deliveries], timeout_s=self._config.deadlines.call_s)
+        blocks = self._plane.get([one.handle for one in deliveries], timeout_s=rank.deadlines.call_s)
         for delivery in deliveries:
             try:
                 rank.session.apply(delivery.block, blocks.pop(0), delivery.crc32s)
@@ -254,7 +252,7 @@ class GpuWorker:
                 limit,
                 timeout_s,
             ),
-            timeout_s=timeout_s + self._config.deadlines.call_s,
+            timeout_s=timeout_s + rank.deadlines.call_s,
             what=f"rank {program.rank}: taking blocks from its node agent",
         )
         if answer is None:
@@ -277,7 +275,7 @@ class GpuWorker:
         rank.tensors = None
         gc.collect()  # tensors in cycles, as tracebacks of failed calls make them, hold leases
         try:
-            rank.session.release(self._config.deadlines.close_s)
+            rank.session.release(rank.deadlines.close_s)
         except RequestError:
             with self._lock:
                 self._ranks[load] = rank

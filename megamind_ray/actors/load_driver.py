@@ -164,6 +164,7 @@ class LoadDriver:
                         keep_blocks=transfer.keep_blocks[node],
                     ),
                     {peer: self._fleet.agents[peer] for peer in self._agents if peer != node},
+                    self._config,
                 )
                 for node in self._agents
             ],
@@ -199,7 +200,7 @@ class LoadDriver:
     def _start_rank(self, rank: Rank, generation: Generation) -> None:
         key = self._gpu_of[rank]
         program = compile_rank(self._transfer.plan, self._transfer.manifest, rank, self._transfer.load)
-        ref = self._fleet.workers[key].load.remote(program, self._fleet.agents[key[0]], generation)
+        ref = self._fleet.workers[key].load.remote(program, self._fleet.agents[key[0]], generation, self._config)
         self._running[ref] = _Running(rank, generation)
 
     def _replace_worker(self, rank: Rank, generation: Generation) -> None:

@@ -28,8 +28,7 @@ __all__ = ["NodeAgent"]
 class NodeAgent:
     """One per node. Holds the refs of the blocks that it put; when it dies, they are gone, and the planner knows."""
 
-    def __init__(self, config: Config, plane: DataPlane | None = None) -> None:
-        self._config = config
+    def __init__(self, plane: DataPlane | None = None) -> None:
         self._plane = plane if plane is not None else RayObjectStore()
         self._lock = threading.Lock()
         self._loads: dict[LoadId, AgentLoad] = {}
@@ -54,13 +53,13 @@ class NodeAgent:
         )
 
     @in_group("control")
-    def open_load(self, program: AgentProgram, peers: Mapping[NodeId, Any]) -> None:
-        """Gets ready for a load: from now on its ranks may ask for blocks."""
+    def open_load(self, program: AgentProgram, peers: Mapping[NodeId, Any], config: Config) -> None:
+        """Gets ready for a load with its settings: from now on its ranks may ask for blocks."""
         load = AgentLoad(
             program,
-            self._config,
+            config,
             plane=self._plane,
-            peers={node: _RayPeer(node, handle, self._config) for node, handle in peers.items()},
+            peers={node: _RayPeer(node, handle, config) for node, handle in peers.items()},
         )
         with self._lock:
             self._loads[program.load] = load

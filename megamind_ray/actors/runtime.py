@@ -42,21 +42,14 @@ class RaySpawner:
             if row["Alive"]
         ]
 
-    def agent(self, name: str, node: NodeId, config: Config, lifetime: Lifetime) -> Any:
+    def agent(self, name: str, node: NodeId, lifetime: Lifetime) -> Any:
         actor = ray.remote(concurrency_groups=_AGENT_GROUPS)(NodeAgent)
-        return actor.options(**_options(name, lifetime), scheduling_strategy=_on(node)).remote(config)
+        return actor.options(**_options(name, lifetime), scheduling_strategy=_on(node)).remote()
 
-    def worker(
-        self,
-        name: str,
-        node: NodeResources,
-        config: Config,
-        lifetime: Lifetime,
-        device_memory_bytes: int | None,
-    ) -> Any:
+    def worker(self, name: str, node: NodeResources, lifetime: Lifetime, device_memory_bytes: int | None) -> Any:
         actor = ray.remote(concurrency_groups=_WORKER_GROUPS)(GpuWorker)
         return actor.options(**_options(name, lifetime), num_gpus=1, scheduling_strategy=_on(node.node)).remote(
-            config, device_memory_bytes, num_workers_on_node=node.num_gpus
+            device_memory_bytes, num_workers_on_node=node.num_gpus
         )
 
     def kill(self, handle: Any) -> None:

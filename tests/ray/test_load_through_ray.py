@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import megamind_ray as mm
 from megamind_ray.core.progress import Progress
 from megamind_ray.testing.checkpoints import llama_checkpoint, llama_fp8_checkpoint, mixtral_checkpoint
+from megamind_ray.testing.digests import digest_all, rank_digests
 from megamind_ray.testing.oracle import expected_state_dict
-
-
-def digests(ctx: Any) -> dict[str, tuple[str, tuple[int, ...], str]]:
-    """Runs in each rank: dtype, shape and hash of the bytes of each tensor."""
-    return {name: digest(tensor) for name, tensor in ctx.state_dict.items()}
-
-
-def digest(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str]:
-    raw = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    return str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(raw).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +38,10 @@ def test_every_rank_holds_exactly_its_slices(
 ) -> None:
     folder = make(tmp_path / "m")
     model = cluster.load(folder, parallel)
-    held = model.run(digests)
+    held = model.run(rank_digests)
     model.unload()
     for rank in parallel.ranks:
-        expected = expected_state_dict(folder, parallel, rank)
-        assert held[rank] == {name: digest(tensor) for name, tensor in expected.items()}
+        assert held[rank] == digest_all(expected_state_dict(folder, parallel, rank))
 
 
 def test_storage_is_read_once_and_the_report_adds_up(cluster: mm.Cluster, folder: Path) -> None:
