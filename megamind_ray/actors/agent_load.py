@@ -31,6 +31,7 @@ from megamind_ray.io import ReadCounters
 __all__ = ["AgentLoad", "Peer"]
 
 _RELAY_BATCH = 4
+_STOP_S = 1.0  # how long closing waits for threads that are in the middle of a read
 
 
 class Peer(Protocol):
@@ -186,16 +187,25 @@ class AgentLoad:
             )
 
     def close(self) -> dict[int, PooledBlock]:
-        """Stops everything and returns the blocks that are kept."""
+        """Stops everything and returns the blocks that are kept.
+
+        A read that storage does not answer cannot be called off: its thread ends when the answer comes, and what it
+        brings is thrown away. Files are closed when the last thread has ended.
+        """
         self._stop.set()
         kept = self._pool.close()
-        for thread in self._threads:
-            thread.join(timeout=self._config.deadlines.close_s)
         with self._lock:
-            jobs = list(self._jobs)
-        for job in jobs:
-            job.reader.close()
+            threads = list(self._threads)
+        closing = threading.Thread(target=self._close_files, args=(threads,), name=f"close-{self.load}", daemon=True)
+        closing.start()
+        closing.join(timeout=_STOP_S)
         return kept
+
+    def _close_files(self, threads: Sequence[threading.Thread]) -> None:
+        for thread in threads:
+            thread.join()
+        for job in self._jobs:
+            job.reader.close()
 
     def _job(self, program: AgentProgram) -> _Job:
         reader = ExtentReader(program.files, self._config, counters=ReadCounters(), stop=self._stop)

@@ -12,13 +12,14 @@ from ray import cloudpickle
 from megamind_ray import __version__
 from megamind_ray.actors.boundary import ActorLostError, cause_of, settle, wait_for
 from megamind_ray.actors.messages import Lifetime, LoadRequest, ModelInfo, PlannerFacts
-from megamind_ray.actors.runtime import end_fleet, start_planner
+from megamind_ray.actors.runtime import end_fleet, running_planner, start_planner
 from megamind_ray.config import Config
 from megamind_ray.core.ids import ModelName
 from megamind_ray.core.progress import Progress
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.topology import Topology
-from megamind_ray.errors import ClusterError
+from megamind_ray.errors import ClusterError, RequestError
+from megamind_ray.planning import RuleSource
 
 __all__ = ["FleetClient"]
 
@@ -40,17 +41,40 @@ class FleetClient:
         self.owned = owned
 
     @classmethod
-    def open(cls, fleet: str, *, lifetime: Lifetime, config: Config, device_memory_bytes: int | None) -> FleetClient:
-        """Greets the fleet's planner, and starts one if there is none.
+    def open(
+        cls,
+        fleet: str,
+        *,
+        lifetime: Lifetime,
+        config: Config,
+        device_memory_bytes: int | None,
+        start: bool = True,
+        fallback_rules: RuleSource | None = None,
+    ) -> FleetClient:
+        """Greets the fleet's planner, and starts one if there is none and ``start`` is set.
+
+        A new planner asks ``fallback_rules`` about families that planning has no rules for.
 
         Raises:
-            RequestError: It is of another release.
+            RequestError: It is of another release, or there is none to greet.
             ClusterError: It does not answer.
         """
         owner = uuid.uuid4().hex
-        planner = start_planner(
-            fleet, lifetime=lifetime, config=config, device_memory_bytes=device_memory_bytes, owner=owner
-        )
+        planner = running_planner(fleet)
+        if planner is None and not start:
+            raise RequestError(
+                f"no fleet {fleet!r} runs in this cluster; start one with `megamind load --detach` or connect(), or "
+                "name another with --fleet"
+            )
+        if planner is None:
+            planner = start_planner(
+                fleet,
+                lifetime=lifetime,
+                config=config,
+                device_memory_bytes=device_memory_bytes,
+                owner=owner,
+                fallback_rules=fallback_rules,
+            )
         facts = wait_for(
             planner.hello.remote(__version__),
             timeout_s=config.deadlines.actor_start_s,

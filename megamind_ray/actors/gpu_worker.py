@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GpuWorker"]
 
+_STOP_S: Final = 1.0  # how long a stopped load waits for reads that are under way
 _BATCH: Final = 8  # blocks per exchange: a call costs about 2 ms, a block of 8 MiB about as much
 
 
@@ -76,6 +77,8 @@ class GpuWorker:
         self._plane = plane if plane is not None else RayObjectStore()
         self._lock = threading.Lock()
         self._ranks: dict[LoadId, _Rank] = {}
+        # Sessions that ended while a read into their memory was under way: freed when its answer has come.
+        self._stuck: list[RankSession] = []
         context = ray.get_runtime_context()
         self._node = NodeId(context.get_node_id())
         self._gpu = int(context.get_accelerator_ids()["GPU"][0])
@@ -84,6 +87,7 @@ class GpuWorker:
     @in_group("control")
     def facts(self) -> WorkerFacts:
         """The worker as it is now."""
+        self._release_stuck(0.0)
         return WorkerFacts(
             node=self._node,
             gpu=self._gpu,
@@ -116,7 +120,8 @@ class GpuWorker:
         except BaseException:
             with self._lock:
                 self._ranks.pop(program.load, None)
-            rank.session.release(rank.deadlines.close_s)
+                self._stuck.append(rank.session)
+            self._release_stuck(_STOP_S)
             raise
         session = rank.session
         reads = session.reads
@@ -205,7 +210,7 @@ class GpuWorker:
                 self._ask(agent, rank, acked, [], limit=0, timeout_s=0.0)
         finally:
             session.stop()
-            direct.join(timeout=rank.deadlines.close_s)
+            direct.join(timeout=_STOP_S)
 
     def _read_direct(self, rank: _Rank) -> None:
         def failed(extent: int, error: MegamindError) -> None:
@@ -258,6 +263,16 @@ class GpuWorker:
         if answer is None:
             raise ClusterError(f"rank {program.rank}: the load ended on its node before all blocks had come")
         return answer
+
+    def _release_stuck(self, deadline_s: float) -> None:
+        with self._lock:
+            stuck, self._stuck = self._stuck, []
+        for session in stuck:
+            try:
+                session.release(deadline_s)
+            except RequestError:
+                with self._lock:
+                    self._stuck.append(session)
 
     def _free_if_finished(self, load: LoadId) -> None:
         with self._lock:

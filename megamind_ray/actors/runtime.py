@@ -17,8 +17,9 @@ from megamind_ray.actors.planner import Planner
 from megamind_ray.config import Config
 from megamind_ray.core.ids import NodeId
 from megamind_ray.errors import ClusterError
+from megamind_ray.planning import RuleSource
 
-__all__ = ["RaySpawner", "end_fleet", "fleet_actors", "start_planner"]
+__all__ = ["RaySpawner", "end_fleet", "fleet_actors", "running_planner", "start_planner"]
 
 # Threads per concurrency group. ``exchange`` is a long poll: one thread for each rank of a node and each other node.
 _AGENT_GROUPS: Final = {"control": 4, "exchange": 96}
@@ -57,7 +58,13 @@ class RaySpawner:
 
 
 def start_planner(
-    fleet: str, *, lifetime: Lifetime, config: Config, device_memory_bytes: int | None, owner: str
+    fleet: str,
+    *,
+    lifetime: Lifetime,
+    config: Config,
+    device_memory_bytes: int | None,
+    owner: str,
+    fallback_rules: RuleSource | None = None,
 ) -> Any:
     """The planner of the fleet: the running one, else a new one.
 
@@ -67,6 +74,8 @@ def start_planner(
         config: Of a new one.
         device_memory_bytes: Arena budget of each worker of a new one; None: what is free.
         owner: What the caller calls itself; ``Planner.hello`` tells it.
+        fallback_rules: Where a new one gets rules for families that planning has none for. A function of an
+            importable module: it travels by name.
     """
     actor = ray.remote(concurrency_groups=_PLANNER_GROUPS)(Planner)
     return actor.options(**_options(planner_name(fleet), lifetime), get_if_exists=True).remote(
@@ -76,7 +85,16 @@ def start_planner(
         spawner=RaySpawner(),
         device_memory_bytes=device_memory_bytes,
         owner=owner,
+        fallback_rules=fallback_rules,
     )
+
+
+def running_planner(fleet: str) -> Any | None:
+    """The fleet's planner if it runs."""
+    try:
+        return ray.get_actor(planner_name(fleet), namespace=NAMESPACE)
+    except ValueError:  # Ray's word for: no such actor
+        return None
 
 
 def fleet_actors(fleet: str) -> list[str]:

@@ -33,6 +33,7 @@ def connect(
     fleet: str = "default",
     pool: int | str | None = None,
     config: Config | None = None,
+    start: bool = True,
 ) -> Cluster:
     """Connects to the fleet of a cluster, and starts the fleet if it does not run.
 
@@ -45,6 +46,7 @@ def connect(
         fleet: Name of the fleet.
         pool: Object store of a local cluster, as ``device_memory``.
         config: Settings; None reads file and environment.
+        start: False refuses to start a fleet that does not run.
 
     Raises:
         RequestError: The request contradicts what runs, or the fleet is of another release.
@@ -66,8 +68,16 @@ def connect(
     connection = connect_ray(address, ray_address=ray_address(), num_gpus=num_gpus, pool_bytes=pool_bytes)
     try:
         from megamind_ray.actors.client import FleetClient
+        from megamind_ray.integrations.transformers import fallback_rules
 
-        client = FleetClient.open(fleet, lifetime=lifetime, config=settings, device_memory_bytes=memory_bytes)
+        client = FleetClient.open(
+            fleet,
+            lifetime=lifetime,
+            config=settings,
+            device_memory_bytes=memory_bytes,
+            start=start,
+            fallback_rules=fallback_rules,
+        )
         return Cluster(client, connection.address, settings, on_close=connection.close)
     except BaseException:
         connection.close()

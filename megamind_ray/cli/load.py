@@ -104,7 +104,8 @@ def load_command(
             pool=pool,
             config=settings,
         )
-        with cluster, LoadProgress() as progress:
+        # Anew: connecting let Ray put a handler of its own in place, which aborts the process.
+        with cluster, terminated_as_interrupt(), LoadProgress() as progress:
             try:
                 model = cluster.load(
                     uri,

@@ -34,9 +34,9 @@ def connect_running(address: str | None, fleet: str) -> Cluster:
     """Connects to a fleet of a running cluster.
 
     Raises:
-        RequestError: No cluster runs.
+        RequestError: No cluster runs, or no such fleet in it.
         ClusterError: It cannot be reached.
     """
     from megamind_ray.api.cluster import connect
 
-    return connect(running_address(address), fleet=fleet)
+    return connect(running_address(address), fleet=fleet, start=False)

@@ -39,6 +39,6 @@ def model_name(text: str) -> ModelName:
     """
     if not _NAME.fullmatch(text):
         raise RequestError(
-            f"name {text!r} cannot be used; take 1 to 128 letters, digits, '.', '_' or '-', not beginning with '.', '_' or '-'"
+            f"name {text!r} cannot be used; take up to 128 letters, digits, '.', '_' or '-'; first a letter or digit"
         )
     return ModelName(text)

@@ -26,7 +26,7 @@ class _HasStateDict(Protocol):
 
 def digest(tensor: torch.Tensor) -> TensorDigest:
     """The digest of a CPU tensor, whatever its strides; NaNs count by their bits."""
-    raw = tensor.contiguous().flatten().view(torch.uint8).numpy()
+    raw = tensor.contiguous().flatten().view(torch.uint8).numpy().data
     return TensorDigest(str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(raw).hexdigest())
 
 
