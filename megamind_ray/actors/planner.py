@@ -28,7 +28,7 @@ from megamind_ray.core.report import Fault, Kept, LoadReport, Verified
 from megamind_ray.core.topology import Topology
 from megamind_ray.errors import ClusterError, RequestError
 from megamind_ray.io import open_manifest
-from megamind_ray.planning import build_demands, build_plan, choose_keep_blocks, pool_budget_bytes
+from megamind_ray.planning import RuleSource, build_demands, build_plan, choose_keep_blocks, pool_budget_bytes
 
 __all__ = ["Planner"]
 
@@ -78,11 +78,13 @@ class Planner:
         spawner: Spawner,
         device_memory_bytes: int | None = None,
         owner: str = "",
+        fallback_rules: RuleSource | None = None,
     ) -> None:
         self._name = fleet
         self._owner = owner
         self._lifetime: Lifetime = lifetime
         self._config = config
+        self._fallback_rules = fallback_rules
         self._fleet = Fleet(
             fleet, lifetime=lifetime, config=config, spawner=spawner, device_memory_bytes=device_memory_bytes
         )
@@ -221,6 +223,7 @@ class Planner:
                 manifest,
                 request.parallel,
                 rules=request.rules,
+                fallback_rules=self._fallback_rules or (),
                 max_replicated_share=request.config.plan.max_replicated_share,
                 allow_replication=request.allow_replication,
             )

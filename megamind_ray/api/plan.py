@@ -50,6 +50,7 @@ def plan(
         CapacityError: It does not fit; the message says what would.
         IntegrityError: A header is wrong.
     """
+    from megamind_ray.integrations.transformers import fallback_rules
     from megamind_ray.io import open_manifest
     from megamind_ray.planning import build_demands, build_plan, load_topology
 
@@ -66,6 +67,7 @@ def plan(
         manifest,
         mesh,
         rules=rules,
+        fallback_rules=fallback_rules,
         max_replicated_share=settings.plan.max_replicated_share,
         allow_replication=allow_replication,
     )

@@ -4,12 +4,15 @@ from megamind_ray.planning.build import build_plan
 from megamind_ray.planning.capacity import choose_keep_blocks, keep_budget_bytes, pool_budget_bytes
 from megamind_ray.planning.compile import compile_agent, compile_rank, load_facts
 from megamind_ray.planning.demands import build_demands
+from megamind_ray.planning.fallback import Fallback, RuleSource
 from megamind_ray.planning.geometry import BoxRows, box_rows
 from megamind_ray.planning.rules import load_rules
 from megamind_ray.planning.topology_file import dump_topology, load_topology, parse_topology
 
 __all__ = [
     "BoxRows",
+    "Fallback",
+    "RuleSource",
     "box_rows",
     "build_demands",
     "build_plan",

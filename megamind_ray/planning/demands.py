@@ -24,6 +24,7 @@ from megamind_ray.core.parallel import (
 from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.errors import RequestError
 from megamind_ray.planning.alignment import aligned_placements
+from megamind_ray.planning.fallback import Fallback, RuleSource
 from megamind_ray.planning.families import family_rules
 from megamind_ray.planning.naming import ModuleEntry, module_entries, split_numbers
 from megamind_ray.planning.quantization import quantization
@@ -51,7 +52,7 @@ def build_demands(
     parallel: Parallel,
     *,
     rules: Sequence[Rule] = (),
-    fallback_rules: Sequence[Rule] = (),
+    fallback_rules: Sequence[Rule] | RuleSource = (),
     max_replicated_share: float = 0.30,
     allow_replication: bool = False,
     include: Sequence[str] | None = None,
@@ -62,7 +63,8 @@ def build_demands(
         manifest: The checkpoint.
         parallel: The mesh.
         rules: The user's rules; they go before all others.
-        fallback_rules: Used after the built-in rules of the family, for example from transformers' own plan.
+        fallback_rules: Used after the built-in rules of the family, for example from transformers' own plan. A source
+            is asked only if the mesh has more than dp, and tensors of two dims or more are left without a rule.
         max_replicated_share: With tp > 1, the share of the checkpoint's bytes that may be replicated over tp unless
             the user's own rules ask for it.
         allow_replication: Whether to accept any share.
@@ -73,9 +75,10 @@ def build_demands(
         RequestError: The mesh does not fit the model, a rule does not fit a tensor, too much would be replicated, or a
             glob of ``include`` matches nothing.
     """
-    fallback = [replace(rule, origin="fallback") if rule.origin == "user" else rule for rule in fallback_rules]
-    book = RuleBook((*rules, *_built_in(manifest, parallel), *fallback))
     entries = module_entries(manifest)
+    own = (*rules, *_built_in(manifest, parallel))
+    fallback = _fallback(manifest, parallel, own, entries, fallback_rules)
+    book = RuleBook((*own, *fallback.rules))
     decisions = [_decide(book, entry) for entry in entries]
     placements = _placements(manifest, parallel, entries, decisions, any_rules=bool(rules))
     infos = list(manifest.tensors.values())
@@ -87,7 +90,7 @@ def build_demands(
             for entry, decision, placement, size in zip(entries, decisions, placements, sizes, strict=True)
             if _is_replicated(placement, parallel.ep) and id(decision.rule) not in asked
         ]
-        _require_little_replication(counted, sum(sizes), parallel.tp, max_replicated_share)
+        _require_little_replication(counted, sum(sizes), parallel.tp, max_replicated_share, fallback.hint)
     staged = _stages(book, entries, sizes, parallel)
     chosen = _included(entries, infos, include, manifest.uri)
     builder = SliceBuilder(infos, parallel)
@@ -105,6 +108,29 @@ def _built_in(manifest: Manifest, parallel: Parallel) -> tuple[Rule, ...]:
         if parallel.tp == parallel.pp == parallel.ep == 1:
             return ()
         raise
+
+
+def _fallback(
+    manifest: Manifest,
+    parallel: Parallel,
+    own: Sequence[Rule],
+    entries: Sequence[ModuleEntry],
+    source: Sequence[Rule] | RuleSource,
+) -> Fallback:
+    if not callable(source):
+        return Fallback(
+            rules=tuple(replace(rule, origin="fallback") if rule.origin == "user" else rule for rule in source)
+        )
+    if parallel.tp == parallel.pp == parallel.ep == 1:
+        return Fallback()
+    book = RuleBook(own)
+    # Norms and the like may stay whole; asking for rules can take seconds.
+    if all(len(entry.shape) < 2 or _decide(book, entry).placement is not None for entry in entries):
+        return Fallback()
+    shapes: dict[str, tuple[int, ...]] = {}
+    for entry in entries:
+        shapes.setdefault(entry.template, entry.shape)
+    return source(manifest.config, shapes)
 
 
 def _placements(
@@ -179,7 +205,9 @@ def _require_fitting_heads(entries: Sequence[ModuleEntry], decisions: Sequence[D
     require_heads(sorted(used.items(), key=lambda item: item[0].kv), parallel.tp)
 
 
-def _require_little_replication(counted: Sequence[tuple[int, str]], total: int, tp: int, max_share: float) -> None:
+def _require_little_replication(
+    counted: Sequence[tuple[int, str]], total: int, tp: int, max_share: float, hint: str
+) -> None:
     """What the user's own rules replicate was asked for; it is not among ``counted`` (bytes, name)."""
     replicated = sum(size for size, _ in counted)
     if replicated <= max_share * total:
@@ -189,7 +217,7 @@ def _require_little_replication(counted: Sequence[tuple[int, str]], total: int, 
     raise RequestError(
         f"tp={tp}: {replicated / total:.0%} of the checkpoint's bytes ({format_bytes(replicated)}) would be "
         f"replicated on every tp rank, more than the {max_share:.0%} allowed; largest: {listed}. "
-        f"Give rules that split them, or allow it with allow_replication=True"
+        f"Give rules that split them, or allow it with allow_replication=True{f'. {hint}' if hint else ''}"
     )
 
 

@@ -10,8 +10,9 @@ keep their names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -29,7 +30,33 @@ _NUMBER = re.compile(r"(?:^|(?<=\.)|(?<=\.expert_))(\d+)(?=\.|$)")
 # (transformers/conversion_mapping.py).
 _W123 = frozenset({"mixtral", "minimax", "minimax_m2"})
 _GATE_UP_DOWN = frozenset(
-    {"qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "olmoe", "dots1", "glm4_moe", "exaone_moe", "flex_olmo"}
+    {
+        "afmoe",
+        "beam",
+        "cohere2_moe",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "dots1",
+        "exaone_moe",
+        "flex_olmo",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "glm4v_moe",
+        "glm_moe_dsa",
+        "hunyuan_v1_moe",
+        "longcat_flash",
+        "mellum",
+        "olmoe",
+        "qwen2_moe",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_omni_moe",
+        "qwen3_omni_moe_text",
+        "qwen3_omni_moe_thinker",
+        "sarvam_mla",
+        "solar_open",
+    }
 )
 _LEAVES = {
     "w1": ("gate_up_proj", 0),
@@ -39,7 +66,9 @@ _LEAVES = {
     "up_proj": ("gate_up_proj", 1),
     "down_proj": ("down_proj", 0),
 }
+_GPT2_BASE = ("wte.", "wpe.", "h.", "ln_f.")
 _SUFFIXES = {"weight": "", "weight_scale_inv": "_scale_inv"}
+_Rename: TypeAlias = Callable[[str], str]
 _COUNT_SETTINGS = ("num_local_experts", "n_routed_experts", "num_experts")
 
 
@@ -79,8 +108,9 @@ class _Experts:
 class _Collector:
     """Gathers the parts of fused tensors. Names are cut with ``partition``: a large model has 90,000 of them."""
 
-    def __init__(self, model_type: str | None) -> None:
+    def __init__(self, model_type: str | None, rename: _Rename) -> None:
         self._model_type = model_type
+        self._rename = rename
         # (module with the experts, projection and tensor) -> leaf of the fused tensor, None where there is none.
         self._leaves: dict[tuple[str, str], str | None] = {}
         self._collected: dict[tuple[str, str], _Experts] = {}
@@ -99,7 +129,7 @@ class _Collector:
         experts = self._collected.get((module, leaf))
         is_first = experts is None
         if experts is None:
-            fused = f"{_renamed(module + '.', self._model_type)}experts.{leaf}"
+            fused = f"{self._rename(module + '.')}experts.{leaf}"
             experts = self._collected[module, leaf] = _Experts(fused, f"{module}.experts", {})
         experts.parts.setdefault(part, {})[int(expert)] = index
         return experts if is_first else None
@@ -140,8 +170,9 @@ def module_entries(manifest: Manifest) -> list[ModuleEntry]:
         RequestError: An expert is missing, or the experts of a layer differ in shape or dtype.
     """
     infos = list(manifest.tensors.values())
-    aliases = _aliases(manifest)
-    collector = _Collector(manifest.model_type)
+    rename = _renaming(manifest)
+    aliases = _aliases(manifest, rename)
+    collector = _Collector(manifest.model_type, rename)
     entries: list[ModuleEntry | _Experts] = []
     for index, info in enumerate(infos):
         if collector.is_fusable(info.name):
@@ -149,7 +180,7 @@ def module_entries(manifest: Manifest) -> list[ModuleEntry]:
             if experts is not None:
                 entries.append(experts)
             continue
-        name = _renamed(info.name, manifest.model_type)
+        name = rename(info.name)
         template, numbers = split_numbers(name)
         names = (name, *aliases.get(info.name, ()))
         part = np.array([index], dtype=np.int64)
@@ -158,19 +189,39 @@ def module_entries(manifest: Manifest) -> list[ModuleEntry]:
     return [_fuse(entry, infos, count) if isinstance(entry, _Experts) else entry for entry in entries]
 
 
-def _aliases(manifest: Manifest) -> dict[str, tuple[str, ...]]:
+def _aliases(manifest: Manifest, rename: _Rename) -> dict[str, tuple[str, ...]]:
+    if not manifest.tied:
+        return {}
+    # A head that is on disk under an older name is not absent.
+    present_names = {rename(name) for name in manifest.tensors}
     aliases: dict[str, tuple[str, ...]] = {}
     for absent, present in manifest.tied.items():
-        aliases[present] = (*aliases.get(present, ()), _renamed(absent, manifest.model_type))
+        alias = rename(absent)
+        if alias not in present_names:
+            aliases[present] = (*aliases.get(present, ()), alias)
     return aliases
 
 
-def _renamed(name: str, model_type: str | None) -> str:
-    if model_type in _W123:
-        return name.replace(".block_sparse_moe.", ".mlp.")
-    if model_type == "bert" and "LayerNorm." in name:
-        return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-    return name
+def _renaming(manifest: Manifest) -> _Rename:
+    """From a name on disk to that in the module, fused experts apart."""
+    match manifest.model_type:
+        case "bert":
+            return lambda name: name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+                "LayerNorm.beta", "LayerNorm.bias"
+            )
+        case "gpt_neox":
+            return lambda name: "lm_head." + name.removeprefix("embed_out.") if name.startswith("embed_out.") else name
+        case "gpt2" if _has_gpt2_head(manifest.config):
+            # Checkpoints on the hub are of the base model, which a model with a head keeps in ``transformer``.
+            return lambda name: f"transformer.{name}" if name.startswith(_GPT2_BASE) else name
+        case model_type if model_type in _W123:
+            return lambda name: name.replace(".block_sparse_moe.", ".mlp.")
+    return lambda name: name
+
+
+def _has_gpt2_head(config: Mapping[str, object]) -> bool:
+    architectures = config.get("architectures")
+    return isinstance(architectures, list) and bool(architectures) and "GPT2Model" not in architectures
 
 
 def _fuse(experts: _Experts, infos: list[TensorInfo], count: int | None) -> ModuleEntry:

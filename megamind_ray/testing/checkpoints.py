@@ -169,7 +169,7 @@ def _llama_config(
 
 def llama_fp8_checkpoint(folder: Path, *, kv_heads: int = 12, num_files: int = 1, seed: int = 0) -> Path:
     """Llama in FP8 with 128 x 128 block scales; inner and hidden size end in a partial block. Heads are 128 wide."""
-    sizes = {"hidden_size": 200, "intermediate_size": 600, "vocab_size": 503, "head_dim": 128}
+    sizes = {"hidden_size": 204, "intermediate_size": 600, "vocab_size": 503, "head_dim": 128}
     config = {**_llama_config("llama", sizes, kv_heads, False, 2), "quantization_config": dict(_FP8)}
     return write_checkpoint(folder, llama_specs(config), config, num_files=num_files, seed=seed)
 
@@ -333,6 +333,8 @@ def switch_checkpoint(folder: Path, *, num_experts: int = 4, seed: int = 0) -> P
         "num_layers": 2,
         "num_decoder_layers": 2,
         "num_experts": num_experts,
+        "num_sparse_encoder_layers": 1,
+        "num_sparse_decoder_layers": 1,
         "relative_attention_num_buckets": 8,
         "vocab_size": 301,
         "tie_word_embeddings": True,

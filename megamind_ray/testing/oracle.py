@@ -124,6 +124,10 @@ def expected_module_tensors(path: str | Path) -> dict[str, torch.Tensor]:
     if config["model_type"] == "bert":
         old = {"gamma": "weight", "beta": "bias"}
         return {re.sub(r"LayerNorm\.(gamma|beta)", lambda m: f"LayerNorm.{old[m[1]]}", n): t for n, t in disk.items()}
+    if config["model_type"] == "gpt2" and config["architectures"] != ["GPT2Model"]:
+        return {name if name.startswith("transformer.") else f"transformer.{name}": t for name, t in disk.items()}
+    if config["model_type"] == "gpt_neox":
+        return {name.replace("embed_out", "lm_head"): tensor for name, tensor in disk.items()}
     if config["model_type"] == "mixtral":
         disk = {name.replace("block_sparse_moe", "mlp"): tensor for name, tensor in disk.items()}
         return _stack(disk, "w1", "w3", "w2")
