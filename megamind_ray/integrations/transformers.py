@@ -166,7 +166,7 @@ def _layer_rules(layer: str, style: str, settings: _Settings, quant: Quantizatio
         return replicated(f"{layer}.*"), replicated(layer)
     if style == "grouped_gemm":
         return (Rule(pattern=layer, placement=ExpertShard(inner=Replicate())),)
-    if parent.endswith("experts"):
+    if parent.rpartition(".")[2] == "experts":
         return _expert_rules(parent, leaf, style, quant, shapes)
     heads = _heads(layer, style, settings, shapes)
     rules = _linear_rules(layer, style, heads, quant, shapes)

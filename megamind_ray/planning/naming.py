@@ -21,7 +21,7 @@ from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.tensor import DType, TensorInfo
 from megamind_ray.errors import RequestError
 
-__all__ = ["ModuleEntry", "module_entries", "num_experts", "split_numbers"]
+__all__ = ["FUSED_FAMILIES", "ModuleEntry", "module_entries", "num_experts", "split_numbers"]
 
 # Whole numbers between dots, and the number of ``expert_3``.
 _NUMBER = re.compile(r"(?:^|(?<=\.)|(?<=\.expert_))(\d+)(?=\.|$)")
@@ -58,6 +58,7 @@ _GATE_UP_DOWN = frozenset(
         "solar_open",
     }
 )
+FUSED_FAMILIES = _W123 | _GATE_UP_DOWN
 _LEAVES = {
     "w1": ("gate_up_proj", 0),
     "w3": ("gate_up_proj", 1),
