@@ -148,6 +148,10 @@ class AgentLoad:
                 self._bytes_sent += sum(delivery.nbytes for delivery in deliveries)
         return deliveries
 
+    def retire_rank(self, rank: Rank, generation: Generation) -> None:
+        """The rank has all its blocks; whatever else comes for it is dropped, what it was handed counts as acked."""
+        self._pool.retire(rank_consumer(rank), generation)
+
     def reset_rank(self, rank: Rank, generation: Generation) -> None:
         """Gives the successor of a lost worker an empty mailbox."""
         self._pool.reset(rank_consumer(rank), generation)

@@ -71,6 +71,7 @@ class _Mailbox:
     queue: deque[_Letter] = field(default_factory=deque)
     handed: dict[int, _Letter] = field(default_factory=dict)
     generation: int = 0
+    retired: bool = False
 
 
 class BlockPool:
@@ -150,8 +151,12 @@ class BlockPool:
             self._published.add(entry.block)
             entry.waiting = len(consumers)
             for consumer, ranks in consumers:
+                mailbox = self._mailbox(consumer)
+                if mailbox.retired:
+                    self._count_down(entry)
+                    continue
                 self._serial += 1
-                self._mailbox(consumer).queue.append(_Letter(self._serial, entry, ranks))
+                mailbox.queue.append(_Letter(self._serial, entry, ranks))
             if not consumers:
                 self._let_go(entry)
             self._changed.notify_all()
@@ -189,12 +194,23 @@ class BlockPool:
         """Gives a consumer a new generation and an empty mailbox; all it had counts as acked."""
         with self._changed:
             mailbox = self._mailbox(consumer)
-            for letter in (*mailbox.queue, *mailbox.handed.values()):
-                self._count_down(letter.entry)
+            self._empty(mailbox)
             self._mailboxes[consumer] = _Mailbox(generation=generation)
             # Waiters of the old generation hold the old mailbox: tell them through it.
             mailbox.generation = generation
             self._changed.notify_all()
+
+    def retire(self, consumer: Consumer, generation: Generation) -> None:
+        """Closes the mailbox of a consumer that has all it needs.
+
+        Blocks that were read a second time for it may still be on their way; they must not hold credit for ever.
+        """
+        with self._changed:
+            mailbox = self._mailbox(consumer)
+            if mailbox.generation == generation:
+                self._empty(mailbox)
+                mailbox.retired = True
+                self._changed.notify_all()
 
     def was_published(self, block: int) -> bool:
         """Whether the block was announced at least once."""
@@ -224,6 +240,12 @@ class BlockPool:
 
     def _mailbox(self, consumer: Consumer) -> _Mailbox:
         return self._mailboxes.setdefault(consumer, _Mailbox())
+
+    def _empty(self, mailbox: _Mailbox) -> None:
+        for letter in (*mailbox.queue, *mailbox.handed.values()):
+            self._count_down(letter.entry)
+        mailbox.queue.clear()
+        mailbox.handed.clear()
 
     def _ack(self, mailbox: _Mailbox, serial: int) -> None:
         letter = mailbox.handed.pop(serial, None)

@@ -124,6 +124,10 @@ class FleetClient:
         models: tuple[ModelInfo, ...] = self._ask(self._planner.models.remote(), "listing models")
         return models
 
+    def report(self, name: ModelName) -> LoadReport:
+        report: LoadReport = self._ask(self._planner.report.remote(name), f"asking for model {name!r}")
+        return report
+
     def unload(self, name: ModelName) -> None:
         self._ask(self._planner.unload.remote(name), f"unloading {name!r}", long=True)
 

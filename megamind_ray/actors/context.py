@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from megamind_ray.actors.rendezvous import meet
 from megamind_ray.core.ids import ModelName, Rank
 from megamind_ray.core.parallel import Coords, Parallel
 from megamind_ray.errors import RequestError
@@ -80,13 +81,8 @@ class RankContext:
                 f"model {self.model!r}: rank {self.rank}'s process has a process group of {owner} already, and torch "
                 "allows one; use that one, or end it with torch.distributed.destroy_process_group()"
             )
-        cuda = self.device.type == "cuda"
-        dist.init_process_group(
-            "nccl" if cuda else "gloo",
-            init_method=f"tcp://{self._rendezvous}",
-            rank=self.rank,
-            world_size=self.parallel.world,
-            timeout=_MESH_TIMEOUT,
-        )
         mesh = self.parallel
+        store = meet(self._rendezvous, self.rank, mesh.world)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=mesh.world, timeout=_MESH_TIMEOUT)
         return init_device_mesh(self.device.type, (mesh.pp, mesh.dp, mesh.tp), mesh_dim_names=("pp", "dp", "tp"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import threading
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -77,7 +76,7 @@ class GpuWorker:
         self._plane = plane if plane is not None else RayObjectStore()
         self._lock = threading.Lock()
         self._ranks: dict[LoadId, _Rank] = {}
-        # Sessions that ended while a read into their memory was under way: freed when its answer has come.
+        # Sessions that ended while a read into their memory was under way, or user code held their tensors.
         self._stuck: list[RankSession] = []
         context = ray.get_runtime_context()
         self._node = NodeId(context.get_node_id())
@@ -96,13 +95,6 @@ class GpuWorker:
             memory_bytes=self._arena.budget_bytes,
             free_bytes=self._arena.free_bytes,
         )
-
-    @in_group("control")
-    def open_port(self) -> str:
-        """An address on which rank 0 of a model can meet the others."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     @in_group("moves")
     def load(self, program: RankProgram, agent: Any, generation: Generation, config: Config) -> RankResult:
@@ -157,7 +149,8 @@ class GpuWorker:
         """Frees a rank's memory.
 
         Raises:
-            RequestError: User code still holds its tensors after a while.
+            RequestError: User code still holds its tensors after a while; their memory comes back when it no longer
+                does.
         """
         self._free(load)
 
@@ -206,8 +199,11 @@ class GpuWorker:
                     acked, rejected = self._exchange(rank, agent, acked, rejected)
                 else:
                     direct.join(timeout=rank.deadlines.poll_s)
-            if acked:
-                self._ask(agent, rank, acked, [], limit=0, timeout_s=0.0)
+            wait_for(
+                agent.retire_rank.remote(session.program.load, session.program.rank, rank.generation),
+                timeout_s=rank.deadlines.call_s,
+                what=f"rank {session.program.rank}: telling its node agent that it has all blocks",
+            )
         finally:
             session.stop()
             direct.join(timeout=_STOP_S)
@@ -265,6 +261,7 @@ class GpuWorker:
         return answer
 
     def _release_stuck(self, deadline_s: float) -> None:
+        """Frees what can be freed of the sessions that ended while their memory was in use."""
         with self._lock:
             stuck, self._stuck = self._stuck, []
         for session in stuck:
@@ -283,18 +280,19 @@ class GpuWorker:
     def _free(self, load: LoadId) -> None:
         with self._lock:
             rank = self._ranks.pop(load, None)
-        if rank is None:
-            return
+            if rank is None:
+                return
+            self._stuck.append(rank.session)
         rank.stop.set()
         rank.state.clear()
         rank.tensors = None
         gc.collect()  # tensors in cycles, as tracebacks of failed calls make them, hold leases
-        try:
-            rank.session.release(rank.deadlines.close_s)
-        except RequestError:
-            with self._lock:
-                self._ranks[load] = rank
-            raise
+        self._release_stuck(rank.deadlines.close_s)
+        if rank.session in self._stuck:
+            raise RequestError(
+                f"load {load}: code in rank {rank.session.program.rank}'s worker still holds its tensors; the model is "
+                "unloaded, and its memory there comes back when they are forgotten"
+            )
 
 
 def _make_arena(requested_bytes: int | None, num_workers: int, *, where: str) -> Arena:

@@ -222,7 +222,13 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCall:
-    """A function to run in a rank's actor. ``payload`` is cloudpickled (fn, args): only workers unpickle user code."""
+    """A function to run in a rank's actor.
+
+    Attributes:
+        model, load, rank, coords, parallel: Which rank of what.
+        payload: Cloudpickled (fn, args): only workers unpickle user code.
+        rendezvous: Unique to the load: under this name its ranks meet to make a device mesh.
+    """
 
     model: ModelName
     load: LoadId
@@ -230,7 +236,7 @@ class RunCall:
     coords: Coords
     parallel: Parallel
     payload: bytes
-    rendezvous: str = ""
+    rendezvous: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

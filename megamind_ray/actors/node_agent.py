@@ -91,6 +91,11 @@ class NodeAgent:
             return None
 
     @in_group("control")
+    def retire_rank(self, load: LoadId, rank: Rank, generation: Generation) -> None:
+        """Closes the mailbox of a rank that has all its blocks."""
+        self._load(load).retire_rank(rank, generation)
+
+    @in_group("control")
     def reset_rank(self, load: LoadId, rank: Rank, generation: Generation) -> None:
         """Gives the successor of a lost worker an empty mailbox."""
         self._load(load).reset_rank(rank, generation)

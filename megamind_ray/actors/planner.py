@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -13,20 +14,21 @@ from typing import Any
 import numpy as np
 
 from megamind_ray import __version__
-from megamind_ray.actors.boundary import settle, wait_for
+from megamind_ray.actors.boundary import ActorLostError, settle
 from megamind_ray.actors.fleet import Fleet, GpuKey, Spawner
 from megamind_ray.actors.groups import in_group
 from megamind_ray.actors.load_driver import LoadDriver, Transfer, TransferResult
-from megamind_ray.actors.messages import AgentStatus, Lifetime, LoadRequest, ModelInfo, PlannerFacts, RunCall
+from megamind_ray.actors.load_report import build_report
+from megamind_ray.actors.messages import Lifetime, LoadRequest, ModelInfo, PlannerFacts, RunCall
 from megamind_ray.actors.pool_check import check_pool
 from megamind_ray.config import Config
 from megamind_ray.core.ids import LoadId, ModelName, NodeId, Rank, model_name
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.progress import Phase, Progress
-from megamind_ray.core.report import Fault, Kept, LoadReport, Verified
+from megamind_ray.core.report import LoadReport
 from megamind_ray.core.topology import Topology
-from megamind_ray.errors import ClusterError, RequestError
+from megamind_ray.errors import ClusterError, MegamindError, RequestError
 from megamind_ray.io import open_manifest
 from megamind_ray.planning import RuleSource, build_demands, build_plan, choose_keep_blocks, pool_budget_bytes
 
@@ -41,7 +43,7 @@ class _Model:
     plan: Plan
     workers: dict[Rank, tuple[GpuKey, Any]]
     kept_bytes: dict[NodeId, int]
-    rendezvous: str = ""
+    report: LoadReport
 
 
 class _Ticket:
@@ -93,6 +95,8 @@ class Planner:
         self._tickets: dict[str, _Ticket] = {}
         self._models: dict[ModelName, _Model] = {}
         self._num_loads = 0
+        # Load ids begin again with each planner; what outlives one is marked with this.
+        self._incarnation = uuid.uuid4().hex
 
     @in_group("control")
     def hello(self, version: str) -> PlannerFacts:
@@ -149,6 +153,15 @@ class Planner:
         """What is loaded."""
         return tuple(model.info for model in list(self._models.values()))
 
+    @in_group("control")
+    def report(self, name: str) -> LoadReport:
+        """What loading a model moved.
+
+        Raises:
+            RequestError: No such model.
+        """
+        return self._model(name).report
+
     @in_group("moves")
     def topology(self) -> Topology:
         """The fleet's hardware now."""
@@ -161,7 +174,8 @@ class Planner:
         """Frees a model's arenas and kept blocks.
 
         Raises:
-            RequestError: No such model.
+            RequestError: No such model, or user code still holds its tensors; it is unloaded all the same, and their
+                memory comes back when they are forgotten.
         """
         with self._moves:
             model = self._model(name)
@@ -193,7 +207,7 @@ class Planner:
                         coords=model.plan.parallel.coords(rank),
                         parallel=model.plan.parallel,
                         payload=payload,
-                        rendezvous=model.rendezvous,
+                        rendezvous=f"{self._incarnation}/{model.info.load}",
                     )
                 )
                 for rank, (_, worker) in sorted(model.workers.items())
@@ -234,10 +248,11 @@ class Planner:
             if ticket.cancelled is not None:
                 ticket.driver.cancel(ticket.cancelled)
             result = ticket.driver.run()
-        with ticket.timed("finish"):
-            kept = self._register(transfer, result, name, request)
-        ticket.seconds["total"] = monotonic() - begin
-        return _report(name, request, plan, manifest, result, kept, ticket.seconds, started_at)
+        ticket.phase = "finish"
+        seconds = ticket.seconds | {"total": monotonic() - begin}
+        report = build_report(name, request, plan, manifest, result, seconds=seconds, started_at=started_at)
+        self._models[name] = self._loaded(transfer, result, report, request)
+        return report
 
     def _topology_now(self) -> Topology:
         """The fleet with the part of each pool that other models' kept blocks take marked as taken."""
@@ -274,15 +289,14 @@ class Planner:
             keep_blocks={node: kept.get(node, np.zeros(0, np.int64)) for node in credit},
         )
 
-    def _register(self, transfer: Transfer, result: TransferResult, name: ModelName, request: LoadRequest) -> Kept:
-        """Publishes the model; sums up what was kept."""
+    def _loaded(self, transfer: Transfer, result: TransferResult, report: LoadReport, request: LoadRequest) -> _Model:
         plan = transfer.plan
         kept_bytes = {node: status.kept.num_bytes for node, status in result.agents.items()}
         rows = plan.tables["ranks"].to_pylist()
         keys: dict[Rank, GpuKey] = {Rank(row["rank"]): (NodeId(row["node"]), row["gpu"]) for row in rows}
-        self._models[name] = _Model(
+        return _Model(
             info=ModelInfo(
-                name=name,
+                name=ModelName(report.model),
                 load=transfer.load,
                 uri=request.uri,
                 parallel=request.parallel,
@@ -294,27 +308,24 @@ class Planner:
             plan=plan,
             workers={rank: (key, self._fleet.workers[key]) for rank, key in keys.items()},
             kept_bytes=kept_bytes,
-            rendezvous=self._rendezvous(keys[Rank(0)]),
+            report=report,
         )
-        return _sum_kept(plan, request, result.agents)
-
-    def _rendezvous(self, key: GpuKey) -> str:
-        """Where the ranks of a model meet, should user code ask for a device mesh."""
-        address: str = wait_for(
-            self._fleet.workers[key].open_port.remote(),
-            timeout_s=self._config.deadlines.call_s,
-            what="asking rank 0 for a port",
-        )
-        return address
 
     def _free(self, model: _Model) -> None:
         load = model.info.load
         workers = [worker for key, worker in model.workers.values() if self._fleet.holds(key, worker)]
-        settle(
-            [worker.unload.remote(load) for worker in workers]
-            + [agent.unload.remote(load) for agent in self._fleet.agents.values()],
+        answers = settle(
+            [worker.unload.remote(load) for worker in workers],
             timeout_s=self._config.deadlines.call_s,
             what=f"unloading {model.info.name}",
+        )
+        for answer in answers:
+            if isinstance(answer, MegamindError) and not isinstance(answer, ActorLostError):
+                raise answer
+        settle(
+            [agent.unload.remote(load) for agent in self._fleet.agents.values()],
+            timeout_s=self._config.deadlines.call_s,
+            what=f"dropping kept blocks of {model.info.name}",
         )
 
     def _model(self, name: str) -> _Model:
@@ -335,56 +346,3 @@ class Planner:
         stem = "".join(char if char.isalnum() or char in "._-" else "-" for char in stem)[:100].lstrip("._-") or "model"
         names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, len(self._models) + 2))
         return next(model_name(name) for name in names if name not in self._models)
-
-
-def _sum_kept(plan: Plan, request: LoadRequest, agents: Mapping[NodeId, AgentStatus]) -> Kept:
-    num_bytes = sum(status.kept.num_bytes for status in agents.values())
-    missing = max(0, plan.bytes_total - num_bytes) if request.keep else 0
-    return Kept(
-        num_blocks=sum(status.kept.num_blocks for status in agents.values()),
-        num_bytes=num_bytes,
-        bytes_not_kept=missing,
-        reason="the pool's share for kept blocks is full (pool.max_fraction x pool.keep_fraction)" if missing else "",
-    )
-
-
-def _report(
-    name: ModelName,
-    request: LoadRequest,
-    plan: Plan,
-    manifest: Manifest,
-    result: TransferResult,
-    kept: Kept,
-    seconds: dict[str, float],
-    started_at: str,
-) -> LoadReport:
-    from_pool = sum(status.bytes_read for status in result.agents.values())
-    direct = sum(rank.bytes_read for rank in result.ranks)
-    levels = {status.verified for status in result.agents.values()} | {rank.verified for rank in result.ranks}
-    verified: Verified = "transit" if "transit" in levels or "reference" not in levels else "reference"
-    faults: tuple[Fault, ...] = (
-        *result.faults,
-        *(fault for status in result.agents.values() for fault in status.faults),
-        *(fault for rank in result.ranks for fault in rank.faults),
-    )
-    return LoadReport(
-        model=name,
-        uri=request.uri,
-        parallel=asdict(request.parallel),
-        started_at=started_at,
-        bytes_total=plan.bytes_total,
-        bytes_from_storage=from_pool + direct,
-        bytes_headers=manifest.header_bytes,
-        bytes_retried=sum(status.bytes_retried for status in result.agents.values())
-        + sum(rank.bytes_retried for rank in result.ranks),
-        bytes_over_network=sum(status.bytes_sent for status in result.agents.values()),
-        bytes_to_device=sum(rank.report.bytes_to_device for rank in result.ranks),
-        bytes_replicated=plan.bytes_replicated,
-        seconds=seconds,
-        throughput_bytes_per_s=(from_pool + direct) / max(seconds["transfer"], 1e-9),
-        ranks=tuple(rank.report for rank in result.ranks),
-        faults=faults,
-        kept=kept,
-        verified=verified,
-        notes=plan.notes,
-    )

@@ -171,6 +171,15 @@ class Cluster:
         self._require_open()
         return list(self._client.models())
 
+    def model(self, name: str) -> LoadedModel:
+        """A model that is loaded already, by whomever.
+
+        Raises:
+            RequestError: No model of that name is loaded.
+        """
+        self._require_open()
+        return LoadedModel(self, self._client.report(model_name(name)))
+
     def unload(self, name: str) -> None:
         """Frees a model's device memory and its kept blocks.
 

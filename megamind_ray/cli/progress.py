@@ -22,7 +22,7 @@ __all__ = ["BytesProgress", "LoadProgress"]
 
 # A bar per rank helps as long as all fit on a screen.
 _MAX_RANK_BARS = 16
-_MOVING = ("transfer", "finish", "done")
+_MOVING = ("transfer", "finish")
 
 
 class _Bars:

@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["Phase", "Progress", "RankProgress"]
 
-Phase = Literal["queued", "manifest", "workers", "plan", "transfer", "finish", "done"]
+Phase = Literal["queued", "manifest", "workers", "plan", "transfer", "finish"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

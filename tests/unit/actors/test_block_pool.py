@@ -184,6 +184,29 @@ def take_for_long(pool: BlockPool) -> None:
     assert pool.exchange(rank_consumer(0), FIRST, acked=(), limit=1, timeout_s=10 * BOUND_S) == ()
 
 
+def test_what_comes_for_a_consumer_that_has_all_it_needs_holds_no_credit() -> None:
+    """A lost worker's successor was given a block twice, took it once and is done: the other one must not stay."""
+    pool = BlockPool(credit_bytes=100)
+    for number in (1, 1):
+        pool.reserve(10)
+        pool.publish(block(number), to(rank_consumer(0)))
+    pool.exchange(rank_consumer(0), FIRST, acked=(), limit=1, timeout_s=0)
+    pool.retire(rank_consumer(0), FIRST)
+    assert pool.used_bytes == 0
+    pool.reserve(10)
+    pool.publish(block(2), to(rank_consumer(0)))
+    assert pool.used_bytes == 0
+
+
+def test_the_successor_of_a_consumer_that_was_done_gets_blocks_again() -> None:
+    pool = BlockPool(credit_bytes=100)
+    pool.retire(rank_consumer(0), FIRST)
+    pool.reset(rank_consumer(0), Generation(1))
+    pool.reserve(10)
+    pool.publish(block(1), to(rank_consumer(0)))
+    assert len(take(pool, rank_consumer(0), generation=Generation(1))) == 1
+
+
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.integers(1, 4), st.sets(st.integers(0, 2), max_size=3)),

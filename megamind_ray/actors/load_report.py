@@ -1,0 +1,88 @@
+"""Sums up what agents and workers counted into the report of a load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from megamind_ray.actors.load_driver import TransferResult
+from megamind_ray.actors.messages import LoadRequest
+from megamind_ray.core.ids import ModelName
+from megamind_ray.core.manifest import Manifest
+from megamind_ray.core.plan import Plan
+from megamind_ray.core.report import Fault, Kept, LoadReport, Verified
+
+__all__ = ["build_report"]
+
+
+def build_report(
+    name: ModelName,
+    request: LoadRequest,
+    plan: Plan,
+    manifest: Manifest,
+    result: TransferResult,
+    *,
+    seconds: Mapping[str, float],
+    started_at: str,
+) -> LoadReport:
+    """The report of a load that has ended well.
+
+    Args:
+        name: Of the model.
+        request: What was asked for.
+        plan: What was planned.
+        manifest: The checkpoint.
+        result: What was moved.
+        seconds: By phase and ``total``.
+        started_at: ISO 8601, UTC.
+    """
+    agents = result.agents.values()
+    bytes_read = sum(status.bytes_read for status in agents) + sum(rank.bytes_read for rank in result.ranks)
+    bytes_retried = sum(status.bytes_retried for status in agents) + sum(rank.bytes_retried for rank in result.ranks)
+    return LoadReport(
+        model=name,
+        uri=request.uri,
+        parallel=asdict(request.parallel),
+        started_at=started_at,
+        bytes_total=plan.bytes_total,
+        bytes_from_storage=bytes_read,
+        bytes_headers=manifest.header_bytes,
+        bytes_retried=bytes_retried,
+        bytes_over_network=sum(status.bytes_sent for status in agents),
+        bytes_to_device=sum(rank.report.bytes_to_device for rank in result.ranks),
+        bytes_replicated=plan.bytes_replicated,
+        seconds=dict(seconds),
+        throughput_bytes_per_s=bytes_read / seconds["transfer"] if bytes_read else 0.0,
+        ranks=tuple(rank.report for rank in result.ranks),
+        faults=_faults(result),
+        kept=_kept(plan, request, result),
+        verified=_verified(result),
+        notes=plan.notes,
+    )
+
+
+def _faults(result: TransferResult) -> tuple[Fault, ...]:
+    return (
+        *result.faults,
+        *(fault for status in result.agents.values() for fault in status.faults),
+        *(fault for rank in result.ranks for fault in rank.faults),
+    )
+
+
+def _kept(plan: Plan, request: LoadRequest, result: TransferResult) -> Kept:
+    kept = [status.kept for status in result.agents.values()]
+    num_bytes = sum(one.num_bytes for one in kept)
+    missing = max(0, plan.bytes_total - num_bytes) if request.keep else 0
+    return Kept(
+        num_blocks=sum(one.num_blocks for one in kept),
+        num_bytes=num_bytes,
+        bytes_not_kept=missing,
+        reason="the pool's share for kept blocks is full (pool.max_fraction x pool.keep_fraction)" if missing else "",
+    )
+
+
+def _verified(result: TransferResult) -> Verified:
+    """The weakest level of whatever read something; a checkpoint without a byte counts as ``transit``."""
+    levels = {status.verified for status in result.agents.values()} | {rank.verified for rank in result.ranks}
+    order: tuple[Verified, ...] = ("off", "transit", "reference")
+    return next((level for level in order if level in levels), "transit")
