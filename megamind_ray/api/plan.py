@@ -62,7 +62,7 @@ def plan(
         hardware = topology
     else:
         hardware = load_topology(Path(topology))
-    manifest = open_manifest(uri, sidecar=sidecar)
+    manifest = open_manifest(uri, sidecar=sidecar, io=settings.io, retry=settings.retry)
     demands = build_demands(
         manifest,
         mesh,

@@ -72,7 +72,8 @@ class LeaseBook:
                     f"arena memory of epoch {epoch} was given back; take the tensors from the model that is loaded now"
                 )
             self._held[epoch] += 1
-            return Lease(self, epoch)
+        # Outside the lock: making an object may run the garbage collector, which may return leases of another book.
+        return Lease(self, epoch)
 
     def num_held(self, epoch: int) -> int:
         """Leases that are out."""

@@ -125,9 +125,10 @@ class ExtentReader:
             self._require_unchanged(source)
 
     def close(self) -> None:
-        """Closes the files; nobody reads any more."""
+        """Closes the files and gives the staging buffers back; nobody reads any more."""
         with self._lock:
             sources, self._sources = self._sources, {}
+        self._ring.clear()
         for source in sources.values():
             source.close()
 
@@ -154,7 +155,7 @@ class ExtentReader:
         def wait(seconds: float) -> None:
             nonlocal num_retries
             num_retries += 1
-            self._stop.wait(seconds)
+            self._wait(seconds)
 
         read_with_retry(self._source(file), begin, buffer.data, self._retry, self.counters, kind=kind, sleep=wait)
         if num_retries:
@@ -168,7 +169,11 @@ class ExtentReader:
         uri = self.files.uri(file)
         # Outside the lock: remote storage takes its time, and other threads have other files.
         opened = call_with_retry(
-            lambda _attempt: self._opener(uri, self.files.files[file]), uri=uri, what="opening it", retry=self._retry
+            lambda _attempt: self._opener(uri, self.files.files[file]),
+            uri=uri,
+            what="opening it",
+            retry=self._retry,
+            sleep=self._wait,
         )
         with self._lock:
             source = self._sources.setdefault(file, opened)
@@ -182,7 +187,11 @@ class ExtentReader:
             uri=source.uri,
             what="checking that it did not change",
             retry=self._retry,
+            sleep=self._wait,
         )
+
+    def _wait(self, seconds: float) -> None:
+        self._stop.wait(seconds)
 
     def _reference(self, file: int, begin: int, end: int) -> int | None:
         """The trusted checksum of ``[begin, end)``, where that is a whole chunk and there is one."""

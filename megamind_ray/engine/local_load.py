@@ -189,6 +189,6 @@ def _report(
         throughput_bytes_per_s=bytes_read / seconds["transfer"] if bytes_read else 0.0,
         ranks=tuple(session.report(node=node, gpu=gpu) for session, (node, gpu) in zip(sessions, places, strict=True)),
         faults=tuple(faults),
-        verified="reference" if all(check == "reference" for check in checks) else "transit",
+        verified="reference" if manifest.reference and all(check == "reference" for check in checks) else "transit",
         notes=plan.notes,
     )

@@ -47,3 +47,8 @@ class StagingRing:
             finally:
                 with self._lock:
                     self._free.append(buffer)
+
+    def clear(self) -> None:
+        """Gives back the memory of the buffers that are not out; a model may stay loaded for days."""
+        with self._lock:
+            self._free.clear()

@@ -127,7 +127,7 @@ def _lay_out(infos: Sequence[TensorInfo], max_gap_bytes: int) -> tuple[int, list
     """Size of the mapping, and the offset of each tensor: as in the file, wide gaps left out, elements aligned."""
     offsets = [0] * len(infos)
     end, shift, last = 0, 0, None
-    for index in sorted(range(len(infos)), key=lambda row: (infos[row].file, infos[row].begin)):
+    for index in sorted(range(len(infos)), key=lambda row: (infos[row].file, infos[row].begin, infos[row].end)):
         info = infos[index]
         if last is None or last.file != info.file or info.begin - last.end > max_gap_bytes:
             shift = -(-(end - info.begin) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,21 +185,42 @@ def test_staging_buffers_are_used_again() -> None:
     assert made == [10]
 
 
-def test_no_more_buffers_are_out_than_the_ring_has() -> None:
-    ring, out, most, lock = StagingRing(2), 0, 0, threading.Lock()
+def test_a_closed_reader_gives_its_staging_buffers_back(llama: Any, config: Config) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def make(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        buffer = np.zeros(nbytes, np.uint8)
+        made.append(weakref.ref(buffer))
+        return buffer
+
+    manifest = open_manifest(llama.path)
+    begin = manifest.files[0].data_begin
+    reader = _reader(manifest, config, ring=StagingRing(2, make))
+    with reader.staged(0, begin, begin + 900):
+        pass
+    assert [buffer() is not None for buffer in made] == [True]
+
+    reader.close()
+
+    assert [buffer() for buffer in made] == [None]
+
+
+@pytest.mark.parametrize(("threads_that_meet", "do_they"), [(2, True), (3, False)])
+def test_no_more_buffers_are_out_than_the_ring_has(threads_that_meet: int, do_they: bool) -> None:
+    ring, barrier = StagingRing(2), threading.Barrier(threads_that_meet)
+    met: list[bool] = []
 
     def use(_item: int) -> None:
-        nonlocal out, most
         with ring.lend(100):
-            with lock:
-                out += 1
-                most = max(most, out)
-            with lock:
-                out -= 1
+            try:
+                barrier.wait(30 if do_they else 0.2)
+                met.append(True)
+            except threading.BrokenBarrierError:
+                met.append(False)
 
-    run_team(range(200), use, num_threads=6, name="test")
+    run_team(range(threads_that_meet), use, num_threads=threads_that_meet, name="test")
 
-    assert most <= 2
+    assert met == [do_they] * threads_that_meet
 
 
 def test_the_first_error_of_a_team_ends_its_work() -> None:

@@ -32,6 +32,17 @@ def test_each_byte_is_read_once_though_four_ranks_need_it(llama: Any, plan_for: 
     assert report.parallel == {"tp": 2, "pp": 1, "dp": 2, "ep": 1}
 
 
+def test_a_checkpoint_of_empty_tensors_is_not_called_verified(
+    tmp_path: Path, write_raw: Callable[..., Path], plan_for: PlanFor, config: Config
+) -> None:
+    write_raw(tmp_path / "model.safetensors", {"a": ("F32", [0, 4], b"")})
+    plan, manifest = plan_for(tmp_path, Parallel(), config)
+
+    report = load_plan(plan, manifest, config, [HostArena(BUDGET_BYTES)]).report
+
+    assert (report.bytes_from_storage, report.verified) == (0, "transit")
+
+
 def test_with_a_sidecar_all_is_verified_and_a_passing_fault_is_reported(
     llama: Any, plan_for: PlanFor, config: Config, storage: Any, tmp_path: Path, record: Callable[[Path], Any]
 ) -> None:
