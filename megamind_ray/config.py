@@ -127,10 +127,10 @@ class PlanConfig:
             "take a share from 0 to 1",
         )
         _require(
-            self.alignment_bytes >= 16 and self.alignment_bytes.bit_count() == 1,
+            16 <= self.alignment_bytes <= 4 * KIB and self.alignment_bytes.bit_count() == 1,
             "plan.alignment_bytes",
             self.alignment_bytes,
-            "take a power of two of 16 or more",
+            "take a power of two from 16 to 4096",
         )
 
 
@@ -155,6 +155,9 @@ class RoutingConfig:
     force_pool: bool = False
     min_direct_bytes: int = 1 * MIB
 
+    def __post_init__(self) -> None:
+        _require(self.min_direct_bytes >= 0, "routing.min_direct_bytes", self.min_direct_bytes, "take 0 or more bytes")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadConfig:
@@ -172,7 +175,15 @@ class LoadConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadlineConfig:
-    """Every wait has one (docs/design/0001)."""
+    """Every wait has one (docs/design/0001).
+
+    Attributes:
+        poll_s: One long poll for blocks.
+        call_s: A control call: progress, cancel, release.
+        actor_start_s: Start of a worker or an agent.
+        stall_s: A load without any progress.
+        close_s: Stopping and giving everything back.
+    """
 
     poll_s: float = 5.0
     call_s: float = 30.0
@@ -273,7 +284,7 @@ def _merge(values: dict[str, dict[str, object]], new: Mapping[str, Mapping[str, 
 def _convert(value: object, kind: Any, what: str) -> object:
     """A TOML or text value as the field's type; byte sizes may carry a unit."""
     if kind is int and what.endswith("_bytes"):
-        return parse_bytes(int(value) if isinstance(value, str) and value.isdigit() else value, what=what)  # type: ignore[arg-type]
+        return parse_bytes(value, what=what)  # type: ignore[arg-type]
     if kind is bool and isinstance(value, str) and value.lower() in ("0", "1", "true", "false"):
         return value.lower() in ("1", "true")
     if kind in (int, float) and isinstance(value, str):

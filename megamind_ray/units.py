@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Final
 
 from megamind_ray.errors import RequestError
@@ -15,7 +16,8 @@ GIB: Final = 1 << 30
 
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 _BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40, "pi": 1 << 50}
-_NUMBER = r"\s*(\d+(?:\.\d+)?|\.\d+)\s*"
+# Bounded, since numbers of thousands of digits raise errors of their own when they are converted or shown.
+_NUMBER = r"\s*(\d{1,12}(?:\.\d{1,12})?|\d{1,24}|\.\d{1,12})\s*"
 _SIZE = re.compile(_NUMBER + r"([kmgtp]?i?)b?\s*", re.IGNORECASE)
 _RATE = re.compile(_NUMBER + r"([kmgtp]?i?)(bit|b)(?:/s|ps)\s*", re.IGNORECASE)
 
@@ -40,11 +42,13 @@ def parse_bytes(value: int | str, *, what: str = "size") -> int:
     scale = (_DECIMAL | _BINARY).get(match[2].lower()) if match else None
     if match is None or scale is None:
         raise RequestError(f"{what}: {value!r} is not a size; write bytes or for example '8GiB' or '500MB'")
-    return int(float(match[1]) * scale)
+    return int(Decimal(match[1]) * scale)
 
 
 def parse_rate(value: float | str, *, what: str = "rate") -> float:
     """Reads ``"25GB/s"``, ``"200Gbit/s"``, ``"200Gbps"`` or a number of bytes per second.
+
+    As everywhere in networking ``b`` is a bit and ``B`` a byte: ``Gbps`` is an eighth of ``GBps``.
 
     Raises:
         RequestError: It is not a rate, or is not positive.
@@ -56,7 +60,7 @@ def parse_rate(value: float | str, *, what: str = "rate") -> float:
         scale = (_DECIMAL | _BINARY).get(match[2].lower()) if match else None
         if match is None or scale is None:
             raise RequestError(f"{what}: {value!r} is not a rate; write for example '25GB/s' or '200Gbit/s'")
-        rate = float(match[1]) * scale / (8 if match[3].lower() == "bit" else 1)
+        rate = float(match[1]) * scale / (1 if match[3] == "B" else 8)
     else:
         rate = float(value)
     if not 0 < rate < float("inf"):
@@ -72,7 +76,7 @@ def format_bytes(num_bytes: float) -> str:
         return f"{num_bytes:.0f} B"
     for unit in ("KiB", "MiB", "GiB", "TiB"):
         num_bytes /= 1024
-        if num_bytes < 1024:
+        if round(num_bytes, 2) < 1024:
             return f"{num_bytes:.2f} {unit}"
     return f"{num_bytes / 1024:.2f} PiB"
 

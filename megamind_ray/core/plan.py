@@ -141,49 +141,57 @@ class Plan:
     def bytes_from_storage(self) -> int:
         """Bytes that the extents read."""
         extents = self.tables["extents"]
-        return int(sum(extents["end"].to_numpy() - extents["begin"].to_numpy()))
+        return int((extents["end"].to_numpy() - extents["begin"].to_numpy()).sum())
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as a folder of Parquet files and one ``plan.json``.
 
         Raises:
-            RequestError: The path exists and is not an empty folder.
+            RequestError: The path exists and is not an empty folder, or it cannot be written.
         """
         folder = Path(path)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RequestError(f"{folder}: exists already; give a new or an empty folder for the plan")
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, table in self.tables.items():
-            pq.write_table(table, folder / f"{name}.parquet")
         header = {name: getattr(self, name) for name in _HEADER} | {
             "schema": SCHEMA,
             "parallel": asdict(self.parallel),
             "pool_need_bytes": dict(self.pool_need_bytes),
         }
-        (folder / "plan.json").write_text(json.dumps(header, indent=1) + "\n")
+        try:
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise RequestError(f"{folder}: exists already; give a new or an empty folder for the plan")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, table in self.tables.items():
+                pq.write_table(table, folder / f"{name}.parquet")
+            # Last: a folder without it is no plan.
+            (folder / "plan.json").write_text(json.dumps(header, indent=1) + "\n")
+        except OSError as error:
+            raise RequestError(f"{folder}: the plan cannot be written ({error}); give another folder") from error
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Reads what ``save`` wrote.
 
         Raises:
-            RequestError: There is no plan, or one of another schema.
+            RequestError: There is no plan, one of another schema, or one that is damaged.
         """
         folder = Path(path)
         try:
             header = json.loads((folder / "plan.json").read_text())
         except (OSError, ValueError) as error:
             raise RequestError(f"{folder}: no plan there ({error}); make one with Plan.save") from error
-        if header.get("schema") != SCHEMA:
-            raise RequestError(f"{folder}: schema {header.get('schema')!r}, this release reads {SCHEMA!r}; plan again")
-        values = {name: header[name] for name in _HEADER}
-        values |= {"disk_tensors": tuple(header["disk_tensors"]), "notes": tuple(header["notes"])}
-        return cls(
-            tables={name: pq.read_table(folder / f"{name}.parquet").cast(schema) for name, schema in TABLES.items()},
-            parallel=Parallel(**header["parallel"]),
-            pool_need_bytes=header["pool_need_bytes"],
-            **values,
-        )
+        schema = header.get("schema") if isinstance(header, dict) else None
+        if schema != SCHEMA:
+            raise RequestError(f"{folder}: schema {schema!r}, this release reads {SCHEMA!r}; plan again")
+        try:
+            values = {name: header[name] for name in _HEADER}
+            values |= {"disk_tensors": tuple(header["disk_tensors"]), "notes": tuple(header["notes"])}
+            return cls(
+                tables={name: pq.read_table(folder / f"{name}.parquet").cast(kind) for name, kind in TABLES.items()},
+                parallel=Parallel(**header["parallel"]),
+                pool_need_bytes=header["pool_need_bytes"],
+                **values,
+            )
+        except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+            raise RequestError(f"{folder}: the plan is damaged ({error}); plan again") from error
 
     def explain(self, tensor: str) -> str:
         """Says in words where a tensor goes and why.

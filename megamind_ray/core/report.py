@@ -113,11 +113,14 @@ class LoadReport:
         if document.get("schema") != SCHEMA:
             raise RequestError(f"report schema {document.get('schema')!r}; this release reads {SCHEMA!r}")
         known = {name: value for name, value in document.items() if name in cls.__dataclass_fields__}
-        known["ranks"] = tuple(_pick(RankReport, row) for row in document["ranks"])
-        known["faults"] = tuple(_pick(Fault, row) for row in document.get("faults", ()))
-        known["kept"] = _pick(Kept, document.get("kept", {}))
-        known["notes"] = tuple(document.get("notes", ()))
-        return cls(**known)
+        try:
+            known["ranks"] = tuple(_pick(RankReport, row) for row in document["ranks"])
+            known["faults"] = tuple(_pick(Fault, row) for row in document.get("faults", ()))
+            known["kept"] = _pick(Kept, document.get("kept", {}))
+            known["notes"] = tuple(document.get("notes", ()))
+            return cls(**known)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RequestError(f"report of schema {SCHEMA!r} is incomplete or malformed: {error}") from error
 
 
 def _pick(cls: Any, row: Mapping[str, Any]) -> Any:

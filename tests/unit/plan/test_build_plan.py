@@ -234,6 +234,49 @@ def test_save_and_load_give_the_plan_back(node: MakeNode, tmp_path: Path) -> Non
     assert load_facts(again, max_worker_restarts=1) == load_facts(plan, max_worker_restarts=1)
 
 
+def _drop_a_table(folder: Path) -> None:
+    (folder / "blocks.parquet").unlink()
+
+
+def _cut_a_table(folder: Path) -> None:
+    (folder / "blocks.parquet").write_bytes((folder / "blocks.parquet").read_bytes()[:40])
+
+
+def _change_a_table(folder: Path) -> None:
+    (folder / "blocks.parquet").write_bytes((folder / "ranks.parquet").read_bytes())
+
+
+def _drop_a_field(folder: Path) -> None:
+    path = folder / "plan.json"
+    path.write_text(path.read_text().replace('"bytes_total"', '"bytes"'))
+
+
+@pytest.mark.parametrize("damage", [_drop_a_table, _cut_a_table, _change_a_table, _drop_a_field])
+def test_a_damaged_plan_is_refused(damage: Callable[[Path], None], node: MakeNode, tmp_path: Path) -> None:
+    manifest = checkpoint(5)
+    plan_of(manifest, sharded(manifest, Parallel()), node("n0", [80])).save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(RequestError, match="the plan is damaged .*; plan again"):
+        Plan.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"schema": "megamind.plan/0"}'])
+def test_what_is_no_plan_of_this_release_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(RequestError, match="this release reads 'megamind.plan/1'; plan again"):
+        Plan.load(tmp_path)
+
+
+def test_a_plan_overwrites_nothing(node: MakeNode, tmp_path: Path) -> None:
+    manifest = checkpoint(5)
+    plan = plan_of(manifest, sharded(manifest, Parallel()), node("n0", [80]))
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="exists already"):
+        plan.save(tmp_path)
+    with pytest.raises(RequestError, match="cannot be written"):
+        plan.save(tmp_path / "file" / "plan")
+
+
 def test_the_configured_policy_is_used(node: MakeNode) -> None:
     manifest = checkpoint(8)
     nodes = [node("n0", [80]), node("n1", [1])]

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megamind_ray.config import (
+    Config,
+    DeadlineConfig,
+    IoConfig,
+    LoadConfig,
+    PlanConfig,
+    PoolConfig,
+    RetryConfig,
+    RoutingConfig,
+    load_config,
+    ray_address,
+)
+from megamind_ray.errors import RequestError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text('[io]\nchunk_bytes = "12MiB"\nread_threads = 7\n[retry]\nmax_wait_s = 9\n')
+    return path
+
+
+def test_without_a_word_the_defaults_hold() -> None:
+    assert load_config(environ={}) == Config()
+
+
+def test_later_sources_win_field_by_field(file: Path) -> None:
+    environ = {"MEGAMIND_IO_READ_THREADS": "8", "MEGAMIND_RETRY_ATTEMPTS": "2"}
+
+    config = load_config(file, {"retry": {"attempts": 3}}, environ)
+
+    assert config.io == IoConfig(chunk_bytes=12 << 20, read_threads=8)
+    assert config.retry == RetryConfig(attempts=3, max_wait_s=9.0)
+    assert type(config.retry.max_wait_s) is float
+
+
+def test_the_environment_names_the_file(file: Path) -> None:
+    assert load_config(environ={"MEGAMIND_CONFIG": str(file)}).io.read_threads == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "section", "field", "value"),
+    [
+        ("MEGAMIND_IO_CHUNK_BYTES", "16MiB", "io", "chunk_bytes", 16 << 20),
+        ("MEGAMIND_IO_MAX_GAP_BYTES", "8192", "io", "max_gap_bytes", 8192),
+        ("MEGAMIND_ROUTING_FORCE_POOL", "true", "routing", "force_pool", True),
+        ("MEGAMIND_ROUTING_FORCE_POOL", "0", "routing", "force_pool", False),
+        ("MEGAMIND_POOL_MAX_FRACTION", "0.5", "pool", "max_fraction", 0.5),
+        ("MEGAMIND_PLACEMENT_POLICY", "first_fit", "placement", "policy", "first_fit"),
+    ],
+)
+def test_variables_are_read_as_the_type_of_their_field(
+    name: str, text: str, section: str, field: str, value: object
+) -> None:
+    assert getattr(getattr(load_config(environ={name: text}), section), field) == value
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    environ = {"HOME": "/", "MEGAMIND_TEST_X": "1", "MEGAMIND_REQUIRE_Y": "1", "RAY_ADDRESS": "10.0.0.1:6379"}
+
+    assert load_config(environ=environ) == Config()
+    assert ray_address(environ) == "10.0.0.1:6379"
+    assert ray_address({}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("io = 3", "io = 3 must be a section"),
+        ("[disk]\nx = 1", "no section 'disk' in the configuration; there are io, retry"),
+        ("[io]\nchunks = 1", "no setting io.chunks; there are chunk_bytes"),
+        ("[io]\nread_threads = '4x'", "io.read_threads = '4x': not a number"),
+        ("[io]\nread_threads = true", "io.read_threads = True: must be of type int"),
+        ("[io]\nread_threads = 1.5", "io.read_threads = 1.5: must be of type int"),
+        ("[io]\nchunk_bytes = 'big'", "io.chunk_bytes: 'big' is not a size"),
+        ("[routing]\nforce_pool = 'maybe'", "routing.force_pool = 'maybe': must be of type bool"),
+        ("[placement]\npolicy = 1", "placement.policy = 1: must be of type str"),
+        ("[io", "cannot be read"),
+    ],
+)
+def test_mistakes_in_a_file_are_named_with_the_file(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+
+    with pytest.raises(RequestError) as error:
+        load_config(path, environ={})
+
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"none\.toml: cannot be read"):
+        load_config(tmp_path / "none.toml", environ={})
+
+
+@pytest.mark.parametrize("name", ["MEGAMIND_IO", "MEGAMIND_IO_CHUNKS", "MEGAMIND_DISK_X"])
+def test_a_mistyped_variable_is_refused(name: str) -> None:
+    with pytest.raises(RequestError, match="environment: no "):
+        load_config(environ={name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "field"),
+    [
+        (IoConfig, {"chunk_bytes": 65535}, "io.chunk_bytes"),
+        (IoConfig, {"chunk_bytes": 65536 + 512}, "io.chunk_bytes"),
+        (IoConfig, {"extent_bytes": 4 << 20}, "io.extent_bytes"),
+        (IoConfig, {"max_gap_bytes": 9 << 20}, "io.max_gap_bytes"),
+        (IoConfig, {"read_threads": 0}, "io.read_threads"),
+        (RetryConfig, {"attempts": 0}, "retry.attempts"),
+        (RetryConfig, {"first_wait_s": 6.0}, "retry.first_wait_s"),
+        (RetryConfig, {"max_wait_s": float("nan")}, "retry.first_wait_s"),
+        (PoolConfig, {"max_fraction": 0.76}, "pool.max_fraction"),
+        (PoolConfig, {"keep_fraction": -0.1}, "pool.keep_fraction"),
+        (PlanConfig, {"max_replicated_share": 1.1}, "plan.max_replicated_share"),
+        (PlanConfig, {"alignment_bytes": 8}, "plan.alignment_bytes"),
+        (PlanConfig, {"alignment_bytes": 48}, "plan.alignment_bytes"),
+        (PlanConfig, {"alignment_bytes": 8192}, "plan.alignment_bytes"),
+        (RoutingConfig, {"min_direct_bytes": -1}, "routing.min_direct_bytes"),
+        (LoadConfig, {"max_worker_restarts": -1}, "load.max_worker_restarts"),
+        (DeadlineConfig, {"poll_s": 0.0}, "deadlines.poll_s"),
+        (DeadlineConfig, {"stall_s": float("inf")}, "deadlines.stall_s"),
+    ],
+)
+def test_values_out_of_bounds_are_named_with_a_remedy(kind: type, values: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError, match=f"^config {field} = .*: .*(take|must be|0 to)"):
+        kind(**values)
