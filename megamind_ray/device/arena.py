@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -23,7 +24,7 @@ from megamind_ray.units import format_bytes
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["POISON", "Allocation", "Arena", "ArenaLedger", "HostArena", "WriteTicket", "map_anonymous"]
+__all__ = ["POISON", "Allocation", "Arena", "ArenaLedger", "HostArena", "LedgerArena", "WriteTicket", "host_buffer"]
 
 POISON: Final = 0xA5
 _PAGE_BYTES: Final = mmap.PAGESIZE
@@ -169,25 +170,20 @@ class ArenaLedger:
         )
 
 
-class HostArena:
-    """An arena in host memory: one private mapping, its pages taken when first written to.
+class LedgerArena(ABC):
+    """What arenas share beside the memory itself.
 
     Args:
-        budget_bytes: Size.
-        poison: Test mode: freed memory is filled with ``POISON`` instead of given to the system, so that a tensor
-            that outlived its lease shows.
-        where: Name for messages.
+        ledger: Of the arena's ranges.
     """
 
-    def __init__(self, budget_bytes: int, *, poison: bool = False, where: str = "host arena") -> None:
-        self._ledger = ArenaLedger(where, budget_bytes)
-        self._mapping = map_anonymous(budget_bytes)
-        self._bytes: Bytes = np.frombuffer(self._mapping, dtype=np.uint8, count=budget_bytes)
-        self._poison = poison
+    def __init__(self, ledger: ArenaLedger) -> None:
+        self._ledger = ledger
 
     @property
+    @abstractmethod
     def device(self) -> str:
-        return "cpu"
+        """As ``Arena.device``."""
 
     @property
     def budget_bytes(self) -> int:
@@ -206,18 +202,6 @@ class HostArena:
     def lease(self, allocation: Allocation) -> Lease:
         return self._ledger.leases.lease(allocation.epoch)
 
-    def host_bytes(self, allocation: Allocation) -> Bytes:
-        return self._bytes[allocation.offset : allocation.offset + allocation.nbytes]
-
-    def staging(self, nbytes: int) -> Bytes:
-        return np.frombuffer(map_anonymous(nbytes), dtype=np.uint8, count=nbytes)
-
-    def write(self, allocation: Allocation, dst: Runs, src: Bytes) -> None:
-        copy_runs(src, Runs(0, dst.run_bytes, dst.num_runs, dst.run_bytes), self.host_bytes(allocation), dst)
-
-    def checksum(self, allocation: Allocation, offset: int, nbytes: int) -> int:
-        return crc32(self.host_bytes(allocation)[offset : offset + nbytes])
-
     def tensor(self, allocation: Allocation, view: View) -> torch.Tensor:
         import torch
 
@@ -226,9 +210,55 @@ class HostArena:
         lease = self.lease(allocation)
         if not view.nbytes:
             lease.close()
-            return torch.empty(shape, dtype=dtype)
-        leased = _LeasedBytes(self.host_bytes(allocation)[view.offset : view.offset + view.nbytes], lease)
-        return torch.from_numpy(np.asarray(leased)).view(dtype).view(shape)
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        begin = allocation.offset + view.offset
+        return self._leased(begin, begin + view.nbytes, lease).view(dtype).view(shape)
+
+    @abstractmethod
+    def _leased(self, begin: int, end: int, lease: Lease) -> torch.Tensor:
+        """Bytes ``[begin, end)`` of the arena as ``uint8``, in a storage that keeps the lease."""
+
+    @abstractmethod
+    def _wipe(self, allocation: Allocation) -> None:
+        """Poisons the bytes, or gives their pages to the system; nobody else can get them meanwhile."""
+
+
+class HostArena(LedgerArena):
+    """An arena in host memory: one private mapping, its pages taken when first written to.
+
+    Args:
+        budget_bytes: Size.
+        poison: Test mode: freed memory is filled with ``POISON`` instead of given to the system, so that a tensor
+            that outlived its lease shows.
+        where: Name for messages.
+    """
+
+    def __init__(self, budget_bytes: int, *, poison: bool = False, where: str = "host arena") -> None:
+        super().__init__(ArenaLedger(where, budget_bytes))
+        self._mapping = _map_anonymous(budget_bytes)
+        self._bytes: Bytes = np.frombuffer(self._mapping, dtype=np.uint8, count=budget_bytes)
+        self._poison = poison
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    def host_bytes(self, allocation: Allocation) -> Bytes:
+        return self._bytes[allocation.offset : allocation.offset + allocation.nbytes]
+
+    def staging(self, nbytes: int) -> Bytes:
+        return host_buffer(nbytes)
+
+    def write(self, allocation: Allocation, dst: Runs, src: Bytes) -> None:
+        copy_runs(src, dst.packed(), self.host_bytes(allocation), dst)
+
+    def checksum(self, allocation: Allocation, offset: int, nbytes: int) -> int:
+        return crc32(self.host_bytes(allocation)[offset : offset + nbytes])
+
+    def _leased(self, begin: int, end: int, lease: Lease) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(np.asarray(_LeasedBytes(self._bytes[begin:end], lease)))
 
     def _wipe(self, allocation: Allocation) -> None:
         begin, end = allocation.offset, allocation.offset + allocation.nbytes
@@ -253,7 +283,12 @@ class _LeasedBytes:
         return self.data.__array_interface__
 
 
-def map_anonymous(nbytes: int) -> mmap.mmap:
+def host_buffer(nbytes: int) -> Bytes:
+    """A fresh page-aligned buffer, which takes its pages when first written to."""
+    return np.frombuffer(_map_anonymous(nbytes), dtype=np.uint8, count=nbytes)
+
+
+def _map_anonymous(nbytes: int) -> mmap.mmap:
     """Private memory of at least ``nbytes``, page-aligned, zero, not yet backed.
 
     Huge pages are asked for: the first touch of fresh memory is what limits a load from the page cache (1.8 GB/s with

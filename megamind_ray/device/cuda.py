@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from megamind_ray.core.program import View
-from megamind_ray.device.arena import POISON, Allocation, ArenaLedger, WriteTicket
-from megamind_ray.device.dtypes import torch_layout
+from megamind_ray.device.arena import POISON, Allocation, ArenaLedger, LedgerArena, WriteTicket
 from megamind_ray.device.lease import Lease
 from megamind_ray.device.memory import cuda_memory
 from megamind_ray.device.strided import Bytes, Runs
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaArena", "copy_stream", "copy_to_device", "pinned_buffer"]
 
 
-class CudaArena:
+class CudaArena(LedgerArena):
     """An arena on a GPU: one ``torch`` allocation, filled on a copy stream of its own.
 
     Args:
@@ -53,30 +51,13 @@ class CudaArena:
                 needed_bytes=budget_bytes,
                 free_bytes=free_bytes,
             ) from error
-        self._ledger = ArenaLedger(where, budget_bytes)
+        super().__init__(ArenaLedger(where, budget_bytes))
         self._stream = copy_stream(self._device)
         self._poison = poison
 
     @property
     def device(self) -> str:
         return str(self._device)
-
-    @property
-    def budget_bytes(self) -> int:
-        return self._ledger.budget_bytes
-
-    @property
-    def free_bytes(self) -> int:
-        return self._ledger.free_bytes
-
-    def allocate(self, nbytes: int, alignment: int = 256) -> Allocation:
-        return self._ledger.allocate(nbytes, alignment)
-
-    def free(self, allocation: Allocation, deadline_s: float = 0.0) -> None:
-        self._ledger.free(allocation, deadline_s, self._wipe)
-
-    def lease(self, allocation: Allocation) -> Lease:
-        return self._ledger.leases.lease(allocation.epoch)
 
     def host_bytes(self, allocation: Allocation) -> None:  # noqa: ARG002
         return None
@@ -85,24 +66,15 @@ class CudaArena:
         return pinned_buffer(nbytes)
 
     def write(self, allocation: Allocation, dst: Runs, src: Bytes) -> WriteTicket | None:
-        at = Runs(allocation.offset + dst.offset, dst.run_bytes, dst.num_runs, dst.stride_bytes)
-        return copy_to_device(self._bytes, at, src, self._stream)
+        return copy_to_device(self._bytes, dst.moved(allocation.offset), src, self._stream)
 
     def checksum(self, allocation: Allocation, offset: int, nbytes: int) -> int | None:  # noqa: ARG002
         return None
 
-    def tensor(self, allocation: Allocation, view: View) -> torch.Tensor:
+    def _leased(self, begin: int, end: int, lease: Lease) -> torch.Tensor:
         import torch
 
-        dtype, shape = torch_layout(view.name, view.dtype, view.shape, raw=True)
-        assert view.offset + view.nbytes <= allocation.nbytes, view
-        lease = self.lease(allocation)
-        if not view.nbytes:
-            lease.close()
-            return torch.empty(shape, dtype=dtype, device=self._device)
-        begin = allocation.offset + view.offset
-        leased = _LeasedDeviceBytes(self._bytes[begin : begin + view.nbytes], lease)
-        return torch.as_tensor(leased, device=self._device).view(dtype).view(shape)
+        return torch.as_tensor(_LeasedDeviceBytes(self._bytes[begin:end], lease), device=self._device)
 
     def _wipe(self, allocation: Allocation) -> None:
         import torch

@@ -50,6 +50,14 @@ class Runs:
             else self.offset + (self.num_runs - 1) * self.stride_bytes + self.run_bytes
         )
 
+    def moved(self, num_bytes: int) -> Runs:
+        """The same runs so many bytes further on, or back."""
+        return Runs(self.offset + num_bytes, self.run_bytes, self.num_runs, self.stride_bytes)
+
+    def packed(self, offset: int = 0) -> Runs:
+        """As many runs of the same size, one behind the other."""
+        return Runs(offset, self.run_bytes, self.num_runs, self.run_bytes)
+
 
 def copy_runs(src: Bytes, src_runs: Runs, dst: Bytes, dst_runs: Runs) -> None:
     """Copies all runs of ``src_runs`` to the places of ``dst_runs``. Releases the GIL for all but tiny copies.

@@ -143,6 +143,4 @@ def _packed_already(segments: list[Segment], nbytes: int) -> int | None:
 
 def _gather(segments: list[Segment], begin: int, data: Bytes, block: Bytes) -> None:
     for segment in segments:
-        src = segment.src
-        here = Runs(src.offset - begin, src.run_bytes, src.num_runs, src.stride_bytes)
-        copy_runs(data, here, block, Runs(segment.block_offset, src.run_bytes, src.num_runs, src.run_bytes))
+        copy_runs(data, segment.src.moved(-begin), block, segment.src.packed(segment.block_offset))

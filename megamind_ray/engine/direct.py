@@ -122,16 +122,16 @@ def _scatter(sink: Sink, data: Bytes, begin: int, end: int, segments: list[Segme
         if clipped is None:
             continue
         src, dst = clipped
-        here = Runs(src.offset - begin, src.run_bytes, src.num_runs, src.stride_bytes)
+        here = src.moved(-begin)
         place = sink.host(segment.tensor)
         if place is not None:
             buffer, offset = place
-            copy_runs(data, here, buffer, Runs(offset + dst.offset, dst.run_bytes, dst.num_runs, dst.stride_bytes))
+            copy_runs(data, here, buffer, dst.moved(offset))
             continue
         packed = data[here.offset : here.end]
         if not here.contiguous:
             packed = np.empty(here.nbytes, np.uint8)
-            copy_runs(data, here, packed, Runs(0, here.run_bytes, here.num_runs, here.run_bytes))
+            copy_runs(data, here, packed, here.packed())
         ticket = sink.write(segment.tensor, dst, packed)
         if ticket is not None:
             tickets.append(ticket)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
+from megamind_ray.device.arena import host_buffer
 from megamind_ray.device.cuda import pinned_buffer
 from megamind_ray.engine.extent_reader import SourceOpener
 from megamind_ray.engine.module_targets import Match, Target, is_distributed, match_module, slices_of
 from megamind_ray.engine.sinks import TensorSink
 from megamind_ray.engine.slice_reads import ReadSummary, read_slices, slice_table
-from megamind_ray.engine.staging import host_buffer
 from megamind_ray.engine.state_dict import check_device
 from megamind_ray.errors import RequestError
 from megamind_ray.io.source import open_source

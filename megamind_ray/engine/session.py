@@ -364,8 +364,7 @@ class _ArenaSink:
         return None if self._bytes is None else (self._bytes, self._offsets[tensor])
 
     def write(self, tensor: int, dst: Runs, src: Bytes) -> WriteTicket | None:
-        at = Runs(self._offsets[tensor] + dst.offset, dst.run_bytes, dst.num_runs, dst.stride_bytes)
-        return self._arena.write(self._allocation, at, src)
+        return self._arena.write(self._allocation, dst.moved(self._offsets[tensor]), src)
 
     def checksum(self, tensor: int, dst: Runs) -> int | None:
         """CRC-32 of contiguous runs in place, or None where the host cannot see them."""

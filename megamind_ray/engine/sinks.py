@@ -33,8 +33,7 @@ class MappingSink:
         return self._buffer, self._offsets[tensor]
 
     def write(self, tensor: int, dst: Runs, src: Bytes) -> None:
-        at = Runs(self._offsets[tensor] + dst.offset, dst.run_bytes, dst.num_runs, dst.stride_bytes)
-        copy_runs(src, Runs(0, dst.run_bytes, dst.num_runs, dst.run_bytes), self._buffer, at)
+        copy_runs(src, dst.packed(), self._buffer, dst.moved(self._offsets[tensor]))
 
 
 class TensorSink:

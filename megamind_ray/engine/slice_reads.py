@@ -15,11 +15,12 @@ from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.core.program import BlockTable, FileTable, SegmentTable
 from megamind_ray.core.report import Fault, Verified
+from megamind_ray.device.arena import host_buffer
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.cut import BlockCutter
 from megamind_ray.engine.direct import Sink, read_to_sink
 from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
-from megamind_ray.engine.staging import StagingRing, host_buffer
+from megamind_ray.engine.staging import StagingRing
 from megamind_ray.engine.team import run_team
 from megamind_ray.io.counters import ReadTotals
 from megamind_ray.io.source import open_source

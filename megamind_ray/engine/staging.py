@@ -6,17 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
-from megamind_ray.device.arena import map_anonymous
+from megamind_ray.device.arena import host_buffer
 from megamind_ray.device.strided import Bytes
 
-__all__ = ["StagingRing", "host_buffer"]
-
-
-def host_buffer(nbytes: int) -> Bytes:
-    """A fresh page-aligned buffer."""
-    return np.frombuffer(map_anonymous(nbytes), dtype=np.uint8, count=nbytes)
+__all__ = ["StagingRing"]
 
 
 class StagingRing:

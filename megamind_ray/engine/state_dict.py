@@ -11,13 +11,13 @@ import numpy as np
 from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.tensor import TensorInfo
+from megamind_ray.device.arena import host_buffer
 from megamind_ray.device.cuda import pinned_buffer
 from megamind_ray.device.dtypes import torch_layout
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.extent_reader import SourceOpener
 from megamind_ray.engine.sinks import MappingSink, TensorSink
 from megamind_ray.engine.slice_reads import ReadSummary, SliceRows, read_slices, slice_table
-from megamind_ray.engine.staging import host_buffer
 from megamind_ray.errors import RequestError
 from megamind_ray.io.source import open_source
 from megamind_ray.planning.geometry import BoxRows
