@@ -6,6 +6,7 @@ attributes, so an actor can raise them and the driver catches the same class.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "MegamindError",
     "RequestError",
     "SourceError",
+    "listed",
 ]
 
 
@@ -109,3 +111,9 @@ class SourceError(MegamindError):
 
 class ClusterError(MegamindError):
     """The cluster cannot do it: no Ray, no free GPU, a lost actor, a silent node."""
+
+
+def listed(items: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
+    """The first few of many names, and how many more there are, as part of a message."""
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return separator.join(items[:limit]) + more

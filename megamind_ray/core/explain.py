@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megamind_ray.errors import RequestError
+from megamind_ray.errors import RequestError, listed
 from megamind_ray.units import format_bytes
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def _reads(plan: Plan, tensor: int) -> Iterator[str]:
     nbytes = (segments["run_bytes"].to_numpy() * segments["num_runs"].to_numpy())[rows]
     extents = np.unique(blocks["extent"].to_numpy()[np.unique(block)])
     sources = [plan.disk_tensors[i] for i in np.unique(segments["disk_tensor"].to_numpy()[rows])]
-    shown = ", ".join(sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
-    yield f"  read from {shown} in {_count(len(extents), 'extent')}, {_count(len(np.unique(block)), 'block')}:"
+    pieces = f"{_count(len(extents), 'extent')}, {_count(len(np.unique(block)), 'block')}"
+    yield f"  read from {listed(sources, 3)} in {pieces}:"
     paths = plan.tables["files"]["path"].to_pylist()
     for extent in extents[:_MOST_READS].tolist():
         yield from _read(plan, extent, block, nbytes, paths)

@@ -13,7 +13,7 @@ from megamind_ray.core.program import FileTable
 from megamind_ray.core.report import Fault, Verified
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.staging import StagingRing
-from megamind_ray.errors import IntegrityError
+from megamind_ray.errors import IntegrityError, listed
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.counters import ReadCounters, ReadKind
 from megamind_ray.io.retry import call_with_retry, read_with_retry
@@ -214,7 +214,7 @@ class ExtentReader:
 
     def _mismatch(self, file: int, begin: int, end: int, found: int, expected: int) -> IntegrityError:
         uri, tensors = self.files.uri(file), tensors_in(self.files, file, begin, end)
-        holds = f"; it holds {_listed(tensors)}" if tensors else ""
+        holds = f"; it holds {'tensors' if len(tensors) > 1 else 'tensor'} {listed(tensors)}" if tensors else ""
         return IntegrityError(
             f"{uri}: bytes [{begin}, {end}) have CRC-32 {found:08x}, recorded in {self.files.reference_origin} is "
             f"{expected:08x}, also after {self._retry.attempts} reads{holds}; get the file anew from where it came "
@@ -229,8 +229,3 @@ class ExtentReader:
 def tensors_in(files: FileTable, file: int, begin: int, end: int) -> list[str]:
     """Names of the tensors on disk that have bytes in a range of a file."""
     return [name for first, last, name in files.disk_tensors.get(file, ()) if first < end and begin < last]
-
-
-def _listed(names: list[str], limit: int = 4) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return "tensor " * (len(names) == 1) + "tensors " * (len(names) > 1) + ", ".join(names[:limit]) + more

@@ -14,7 +14,7 @@ from megamind_ray.engine.module_targets import Match, Target, is_distributed, ma
 from megamind_ray.engine.sinks import TensorSink
 from megamind_ray.engine.slice_reads import ReadSummary, read_slices, slice_table
 from megamind_ray.engine.state_dict import check_device
-from megamind_ray.errors import RequestError
+from megamind_ray.errors import RequestError, listed
 from megamind_ray.io.source import open_source
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ def load_module(
 def _require_all_names(match: Match, manifest: Manifest) -> None:
     problems = []
     if match.missing:
-        problems.append(f"the checkpoint lacks {_listed(match.missing)}")
+        problems.append(f"the checkpoint lacks {listed(match.missing, _MAX_LISTED)}")
     if match.unexpected:
-        problems.append(f"the module has no place for {_listed(match.unexpected)}")
+        problems.append(f"the module has no place for {listed(match.unexpected, _MAX_LISTED)}")
     if problems:
         raise RequestError(
             f"{manifest.uri} does not fit the module: {'; '.join(problems)}; "
@@ -146,8 +146,3 @@ def _distributed_like(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor
 def _still_meta(module: torch.nn.Module) -> tuple[str, ...]:
     named = [*module.named_parameters(), *module.named_buffers()]
     return tuple(name for name, tensor in named if tensor.is_meta)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(names[:_MAX_LISTED]) + more

@@ -12,7 +12,7 @@ from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.tensor import DType, TensorInfo
 from megamind_ray.device.dtypes import torch_layout
 from megamind_ray.engine.slice_reads import SliceRows
-from megamind_ray.errors import RequestError
+from megamind_ray.errors import RequestError, listed
 from megamind_ray.planning.geometry import Box, box_rows
 from megamind_ray.planning.naming import module_entries
 
@@ -125,7 +125,7 @@ def match_module(module: torch.nn.Module, manifest: Manifest) -> Match:
         except RequestError as error:
             problems.append(str(error))
     if problems:
-        raise RequestError(f"{manifest.uri} does not fit the module: {_listed(problems, '; ')}")
+        raise RequestError(f"{manifest.uri} does not fit the module: {listed(problems, _MAX_LISTED, '; ')}")
     unexpected = tuple(name for name in manifest.tensors if name not in used)
     return Match(targets=tuple(targets), missing=tuple(missing), unexpected=unexpected)
 
@@ -246,8 +246,3 @@ def _unpacked(name: str, box: Box, packed: tuple[int, ...], stored: tuple[int, .
         return tuple((0, size) for size in stored)
     *front, (start, stop) = box
     return (*front, (start * stored[-1] // packed[-1], stop * stored[-1] // packed[-1]))
-
-
-def _listed(items: list[str], separator: str = ", ") -> str:
-    more = f" and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
-    return separator.join(items[:_MAX_LISTED]) + more

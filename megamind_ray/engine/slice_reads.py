@@ -24,11 +24,12 @@ from megamind_ray.engine.staging import StagingRing
 from megamind_ray.engine.team import run_team
 from megamind_ray.io.counters import ReadTotals
 from megamind_ray.io.source import open_source
+from megamind_ray.planning.compile import file_table
 from megamind_ray.planning.extents import Cut, cut
 from megamind_ray.planning.geometry import BoxRows
 from megamind_ray.planning.grid import Grid
 
-__all__ = ["ReadSummary", "SliceRows", "file_table", "read_slices", "slice_table"]
+__all__ = ["ReadSummary", "SliceRows", "read_slices", "slice_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ def read_slices(
         IntegrityError, SourceError: Bytes are wrong, or cannot be read. Some slices may be in place already.
         ClusterError: ``stop`` was set.
     """
-    files = file_table(manifest, config)
+    reference = manifest.reference
+    files = file_table(manifest, reference.chunk_bytes if reference else config.io.chunk_bytes)
     pieces = _cut(manifest, slices, files, config)
     cutter = _cutter(pieces)
     num_threads = max(1, min(config.io.read_threads, len(pieces.begin)))
@@ -134,25 +136,6 @@ def slice_table(pieces: Sequence[SliceRows]) -> SliceTable:
         tensor=tensor[order],
         consumers=nothing,
         **{name: values[order] for name, values in columns.items()},
-    )
-
-
-def file_table(manifest: Manifest, config: Config) -> FileTable:
-    """All files of a checkpoint, with their checksums and the names of what is in them."""
-    reference = manifest.reference
-    tensors: dict[int, list[tuple[int, int, str]]] = {}
-    for info in manifest.tensors.values():
-        tensors.setdefault(info.file, []).append((info.begin, info.end, info.name))
-    return FileTable(
-        root=manifest.root,
-        files=manifest.files,
-        chunk_bytes=reference.chunk_bytes if reference else config.io.chunk_bytes,
-        reference_crc32={
-            file: np.array(sums.chunks_crc32, np.int64)
-            for file, sums in enumerate(reference.files if reference else ())
-        },
-        reference_origin=reference.origin if reference else "",
-        disk_tensors={file: tuple(rows) for file, rows in tensors.items()},
     )
 
 

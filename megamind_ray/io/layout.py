@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from megamind_ray.errors import IntegrityError, RequestError
+from megamind_ray.errors import IntegrityError, RequestError, listed
 from megamind_ray.io.location import Location
 from megamind_ray.io.safetensors_header import strict_json_object
 from megamind_ray.io.storage import Browser, Listing, PathKind
@@ -69,7 +69,7 @@ def find_layout(location: Location, browser: Browser) -> Layout:
     if location.name.endswith(".index.json"):
         return _index_layout(root, name, browser.listing(root), browser)
     _refuse_other_formats(location)
-    return Layout(root=root, paths=(name,), weight_map={}, is_single=True)
+    return Layout(root=root, paths=(_readable(name, location),), weight_map={}, is_single=True)
 
 
 def check_link(root: Location, path: str) -> None:
@@ -106,7 +106,7 @@ def _folder_layout(folder: Location, browser: Browser) -> Layout:
     paths = [name for name in files if name.endswith(DATA_SUFFIX)]
     paths = [name for name in paths if not name.startswith(_SECOND_COPY)] or paths
     if paths:
-        return Layout(root=folder, paths=tuple(paths), weight_map={})
+        return Layout(root=folder, paths=tuple(_readable(path, folder) for path in paths), weight_map={})
     pickles = [name for name in files if name.endswith(_PICKLES)]
     if pickles:
         raise _pickle_error(folder.uri, pickles)
@@ -115,10 +115,19 @@ def _folder_layout(folder: Location, browser: Browser) -> Layout:
     )
 
 
+def _readable(name: str, location: Location) -> str:
+    """The name of a data file, which becomes a column of the plan."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{location.uri}: the file name {name!r} is not UTF-8; rename the file") from error
+    return name
+
+
 def _what_is_there(listing: Listing) -> str:
     if not listing.files and not listing.folders:
         return "the folder is empty"
-    hint = f" (it has the folders {_enumerate(listing.folders)})" if listing.folders else ""
+    hint = f" (it has the folders {listed(listing.folders)})" if listing.folders else ""
     return f"no {DATA_SUFFIX} files directly in this folder{hint}"
 
 
@@ -146,7 +155,7 @@ def _index_layout(root: Location, name: str, listing: Listing | None, browser: B
         missing = [path for path in paths if "/" not in path and path not in listing.files]
         if missing:
             raise RequestError(
-                f"{uri}: names {len(missing)} of {len(paths)} files that are not there: {_enumerate(missing)}; "
+                f"{uri}: names {len(missing)} of {len(paths)} files that are not there: {listed(missing)}; "
                 "fetch the checkpoint again"
             )
     return Layout(root=root, paths=paths, index=name, weight_map=weight_map)
@@ -159,22 +168,26 @@ def _parse_index(raw: bytes, uri: str) -> dict[str, str]:
             f"{uri}: the index has no weight_map with tensors; fetch it again, or remove it to load all files",
             file=uri,
         )
-    safe: dict[object, str] = {}
+    safe: dict[str, str] = {}
     for tensor, path in weight_map.items():
+        if not isinstance(path, str):
+            raise IntegrityError(
+                f"{uri}: tensor {tensor!r:.200}: {path!r:.200} is not the name of a file; fetch the index again",
+                file=uri,
+                tensor=tensor,
+            )
         if path not in safe:
             safe[path] = _safe_path(path, tensor, uri)
     return {tensor: safe[path] for tensor, path in weight_map.items()}
 
 
-def _safe_path(path: object, tensor: str, uri: str) -> str:
+def _safe_path(path: str, tensor: str, uri: str) -> str:
     """The path of an index entry, if it stays in the folder whatever storage it is."""
-    if not isinstance(path, str):
-        raise IntegrityError(f"{uri}: tensor {tensor!r}: {path!r} is not the name of a file", file=uri, tensor=tensor)
     parts = PurePosixPath(path).parts
     # "::" and "://" would make fsspec open something else; a backslash is a folder on some systems.
     if not parts or path.startswith("/") or ".." in parts or any(mark in path for mark in ("\\", "\0", "::", "://")):
         raise RequestError(
-            f"{uri}: tensor {tensor!r}: the file {path!r} is not a path inside the checkpoint's folder; "
+            f"{uri}: tensor {tensor!r:.200}: the file {path!r:.200} is not a path inside the checkpoint's folder; "
             "do not trust this checkpoint, or correct the index"
         )
     return "/".join(parts)
@@ -194,15 +207,9 @@ def _pickle_error(uri: str, names: Sequence[str]) -> RequestError:
     old = names[0]
     new = Path(old).with_suffix(DATA_SUFFIX).name
     return RequestError(
-        f"{uri}: only pickle files ({_enumerate(names)}), which can run any code when they are read, so they are not. "
+        f"{uri}: only pickle files ({listed(names)}), which can run any code when they are read, so they are not. "
         "Convert each once, where you trust it: "
         'python -c "import torch; from safetensors.torch import save_file; '
         f"w = torch.load('{old}', map_location='cpu', weights_only=True); "
         f"save_file({{k: v.clone().contiguous() for k, v in w.items()}}, '{new}')\""
     )
-
-
-def _enumerate(names: Iterable[str], limit: int = 5) -> str:
-    some = list(names)
-    rest = f" and {len(some) - limit} more" if len(some) > limit else ""
-    return ", ".join(some[:limit]) + rest

@@ -25,10 +25,9 @@ from megamind_ray.core.program import (
 )
 from megamind_ray.core.tensor import DType
 from megamind_ray.errors import RequestError
-from megamind_ray.planning.capacity import pool_budget_bytes
 from megamind_ray.planning.columns import Grouped, expand
 
-__all__ = ["compile_agent", "compile_rank", "load_facts", "pool_budget_bytes"]
+__all__ = ["compile_agent", "compile_rank", "file_table", "load_facts"]
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -52,7 +51,7 @@ def compile_rank(plan: Plan, manifest: Manifest, rank: Rank, load: LoadId) -> Ra
         coords=plan.parallel.coords(rank),
         arena_bytes=int(_ints(plan.tables["ranks"], "arena_bytes")[rank]),
         views=_views(plan, rank),
-        files=_file_table(plan, manifest, columns, extents),
+        files=file_table(manifest, plan.chunk_bytes, columns.files_of(extents)),
         extents=columns.extent_table(extents),
         blocks=columns.block_table(blocks),
         segments=columns.segment_table(blocks),
@@ -101,7 +100,7 @@ def compile_agent(
     return AgentProgram(
         load=load,
         node=node,
-        files=_file_table(plan, manifest, columns, chosen),
+        files=file_table(manifest, plan.chunk_bytes, columns.files_of(chosen)),
         extents=columns.extent_table(chosen),
         blocks=columns.block_table(blocks),
         segments=columns.segment_table(blocks),
@@ -184,11 +183,15 @@ class _Columns:
         result: _Mask = chosen[self.block_consumers]
         return result
 
+    def files_of(self, extents: Int64Array) -> list[int]:
+        files: list[int] = np.unique(self.file[extents]).tolist()
+        return files
+
     def extent_table(self, extents: Int64Array) -> ExtentTable:
         return ExtentTable(extent=extents, file=self.file[extents], begin=self.begin[extents], end=self.end[extents])
 
     def block_table(self, blocks: Int64Array) -> BlockTable:
-        num_segments = (self.first_segment[1:] - self.first_segment[:-1])[blocks]
+        num_segments = np.diff(self.first_segment)[blocks]
         return BlockTable(
             block=blocks,
             extent=self.block_extent[blocks],
@@ -198,7 +201,7 @@ class _Columns:
         )
 
     def segment_table(self, blocks: Int64Array) -> SegmentTable:
-        owner, step = expand((self.first_segment[1:] - self.first_segment[:-1])[blocks])
+        owner, step = expand(np.diff(self.first_segment)[blocks])
         rows = self.first_segment[blocks][owner] + step
         return SegmentTable(
             **{name: self.segments[name].to_numpy()[rows].astype(np.int64) for name in SegmentTable.__slots__}
@@ -251,21 +254,21 @@ def _views(plan: Plan, rank: Rank) -> tuple[View, ...]:
     )
 
 
-def _file_table(plan: Plan, manifest: Manifest, columns: _Columns, extents: Int64Array) -> FileTable:
-    """All files by id, but checksums and tensor names only of those that the extents are in."""
-    read = set(np.unique(columns.file[extents]).tolist())
-    tensors: dict[int, list[tuple[int, int, str]]] = {file: [] for file in read}
-    for tensor in manifest.tensors.values():
-        if tensor.file in read:
-            tensors[tensor.file].append((tensor.begin, tensor.end, tensor.name))
+def file_table(manifest: Manifest, chunk_bytes: int, files: Collection[int] | None = None) -> FileTable:
+    """All files by id, but checksums and tensor names only of those in ``files`` (None: of all)."""
     reference = manifest.reference
+    chosen = sorted(range(len(manifest.files)) if files is None else files)
+    tensors: dict[int, list[tuple[int, int, str]]] = {file: [] for file in chosen}
+    for tensor in manifest.tensors.values():
+        if tensor.file in tensors:
+            tensors[tensor.file].append((tensor.begin, tensor.end, tensor.name))
     return FileTable(
-        root=plan.root,
+        root=manifest.root,
         files=manifest.files,
-        chunk_bytes=plan.chunk_bytes,
-        reference_crc32={
-            file: np.array(reference.files[file].chunks_crc32, np.int64) for file in sorted(read) if reference
-        },
+        chunk_bytes=chunk_bytes,
+        reference_crc32={file: np.array(reference.files[file].chunks_crc32, np.int64) for file in chosen}
+        if reference
+        else {},
         reference_origin=reference.origin if reference else "",
-        disk_tensors={file: tuple(tensors[file]) for file in sorted(read)},
+        disk_tensors={file: tuple(rows) for file, rows in tensors.items()},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megamind_ray.core.parallel import Heads, Rule
+from megamind_ray.core.parallel import Rule
 from megamind_ray.planning.families.linear import (
     packed_colwise,
     replicated,
@@ -12,7 +12,7 @@ from megamind_ray.planning.families.linear import (
     transposed_rowwise,
     vocabulary,
 )
-from megamind_ray.planning.families.settings import integer
+from megamind_ray.planning.families.settings import integer, query_heads
 from megamind_ray.planning.quantization import Quantization
 
 __all__ = ["gpt2_rules"]
@@ -20,8 +20,7 @@ __all__ = ["gpt2_rules"]
 
 def gpt2_rules(config: Mapping[str, object]) -> tuple[Rule, ...]:
     """``c_attn [H, 3H]`` is a concatenation of query, key and value, each split by heads."""
-    setting = "n_head" if "n_head" in config else "num_attention_heads"
-    heads = Heads(count=integer(config, setting), setting=setting)
+    heads = query_heads(config, "n_head" if "n_head" in config else "num_attention_heads")
     hidden = integer(config, "n_embd", "hidden_size")
     return (
         *packed_colwise("*attn.c_attn", Quantization(), (hidden,) * 3, (heads,) * 3, dim=1),

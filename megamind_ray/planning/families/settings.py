@@ -10,25 +10,22 @@ from megamind_ray.errors import RequestError
 __all__ = ["integer", "kv_heads", "query_heads"]
 
 
-def integer(config: Mapping[str, object], *names: str, default: int | None = None) -> int:
+def integer(config: Mapping[str, object], *names: str) -> int:
     """The first of these settings that the configuration has.
 
     Raises:
-        RequestError: It has none of them and there is no default, or the value is not a positive integer.
+        RequestError: It has none of them, or the value is not a positive integer.
     """
     for name in names:
         value = config.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise RequestError(f"config.json: {name}={value!r}; it must be a positive integer")
+            raise RequestError(f"config.json: {name}={value!r:.80}; it must be a positive integer")
         return value
-    if default is None:
-        raise RequestError(
-            f"config.json of model_type={config.get('model_type')!r} lacks {names[0]!r}, which the split "
-            f"depends on; add it"
-        )
-    return default
+    raise RequestError(
+        f"config.json of model_type={config.get('model_type')!r} lacks {names[0]!r}, which the split depends on; add it"
+    )
 
 
 def query_heads(config: Mapping[str, object], setting: str = "num_attention_heads") -> Heads:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megamind_ray.core.parallel import Heads, Rule, Shard
+from megamind_ray.core.parallel import Rule, Shard
 from megamind_ray.planning.families.linear import colwise, experts, replicated, rowwise, vocabulary
-from megamind_ray.planning.families.settings import integer
+from megamind_ray.planning.families.settings import query_heads
 from megamind_ray.planning.quantization import quantization
 
 __all__ = ["switch_transformers_rules"]
@@ -15,7 +15,7 @@ __all__ = ["switch_transformers_rules"]
 def switch_transformers_rules(config: Mapping[str, object]) -> tuple[Rule, ...]:
     """Encoder layers come before decoder layers; the decoder reads the shared embedding too."""
     quant = quantization(config)
-    heads = Heads(count=integer(config, "num_heads"), setting="num_heads")
+    heads = query_heads(config, "num_heads")
     unit = quant.inner_unit
     return (
         *(rule for name in "qkv" for rule in colwise(f"*Attention.{name}", quant, heads=heads)),

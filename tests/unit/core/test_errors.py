@@ -11,6 +11,7 @@ from megamind_ray.errors import (
     MegamindError,
     RequestError,
     SourceError,
+    listed,
 )
 
 ERRORS = [
@@ -42,3 +43,8 @@ def test_a_source_error_says_on_which_node_it_happened() -> None:
 
     assert (str(there), there.file, there.attempts) == ("gone (on node n1)", "/w.safetensors", 4)
     assert there.__cause__ is error
+
+
+@pytest.mark.parametrize(("limit", "text"), [(3, "a, b, c"), (2, "a, b and 1 more")])
+def test_long_lists_are_cut_in_messages(limit: int, text: str) -> None:
+    assert listed(["a", "b", "c"], limit) == text

@@ -14,11 +14,11 @@ import pytest
 from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.engine.extent_reader import ExtentReader, tensors_in
-from megamind_ray.engine.slice_reads import file_table
 from megamind_ray.engine.staging import StagingRing
 from megamind_ray.engine.team import run_team
 from megamind_ray.errors import ClusterError, IntegrityError, SourceError
 from megamind_ray.io import open_manifest
+from megamind_ray.planning.compile import file_table
 
 CHUNK_BYTES = 64 << 10
 
@@ -37,7 +37,7 @@ def recorded(folder: Path, record: Callable[[Path], Manifest]) -> Manifest:
 
 
 def _reader(manifest: Manifest, config: Config, **options: Any) -> ExtentReader:
-    return ExtentReader(file_table(manifest, config), config, **options)
+    return ExtentReader(file_table(manifest, CHUNK_BYTES), config, **options)
 
 
 def _stored(manifest: Manifest, begin: int, end: int) -> bytes:
