@@ -27,7 +27,7 @@ from megamind_ray.errors import RequestError
 from megamind_ray.io.source import open_source
 from megamind_ray.planning.compile import compile_agent, compile_rank
 
-__all__ = ["LocalLoad", "load_plan", "run_plan"]
+__all__ = ["LocalLoad", "load_plan"]
 
 _LOAD = LoadId("local#0")
 
@@ -43,13 +43,6 @@ class LocalLoad:
 
     sessions: tuple[RankSession, ...]
     report: LoadReport
-
-
-def run_plan(
-    plan: Plan, manifest: Manifest, config: Config, arenas: Sequence[Arena], *, opener: SourceOpener = open_source
-) -> list[RankSession]:
-    """As ``load_plan``, without the report."""
-    return list(load_plan(plan, manifest, config, arenas, opener=opener).sessions)
 
 
 def load_plan(

@@ -2,7 +2,7 @@
 
 from megamind_ray.io.checkpoint import open_manifest
 from megamind_ray.io.checksum import crc32
-from megamind_ray.io.counters import CountingSource, ReadCounters, ReadKind, ReadTotals
+from megamind_ray.io.counters import ReadCounters, ReadKind, ReadTotals
 from megamind_ray.io.retry import call_with_retry, read_with_retry
 from megamind_ray.io.sidecar import (
     Sidecar,
@@ -16,7 +16,6 @@ from megamind_ray.io.source import FileVersion, FsspecSource, LocalSource, Short
 from megamind_ray.io.verify import Mismatch, VerifyResult, record_checksums, verify_checksums
 
 __all__ = [
-    "CountingSource",
     "FileVersion",
     "FsspecSource",
     "LocalSource",

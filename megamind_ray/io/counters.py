@@ -5,12 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
-from typing import Self
 
-from megamind_ray.io.source import FileVersion, Source
-
-__all__ = ["CountingSource", "ReadCounters", "ReadKind", "ReadTotals"]
+__all__ = ["ReadCounters", "ReadKind", "ReadTotals"]
 
 
 class ReadKind(Enum):
@@ -74,42 +70,3 @@ class ReadCounters:
     @property
     def num_reads(self) -> int:
         return self.totals().num_reads
-
-
-class CountingSource:
-    """A source that counts each read before it hands it on, whether or not it then succeeds."""
-
-    def __init__(self, inner: Source, counters: ReadCounters, kind: ReadKind = ReadKind.PAYLOAD) -> None:
-        self._inner = inner
-        self._counters = counters
-        self._kind = kind
-
-    @property
-    def uri(self) -> str:
-        return self._inner.uri
-
-    @property
-    def version(self) -> FileVersion:
-        return self._inner.version
-
-    @property
-    def size_bytes(self) -> int:
-        return self._inner.size_bytes
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._counters.add(self._kind, buffer.nbytes)
-        self._inner.read_into(offset, buffer)
-
-    def check_unchanged(self) -> None:
-        self._inner.check_unchanged()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

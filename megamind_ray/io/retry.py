@@ -11,7 +11,7 @@ import tenacity
 
 from megamind_ray.config import RetryConfig
 from megamind_ray.errors import SourceError
-from megamind_ray.io.counters import CountingSource, ReadCounters, ReadKind
+from megamind_ray.io.counters import ReadCounters, ReadKind
 from megamind_ray.io.source import Source, storage_errors
 
 __all__ = ["call_with_retry", "read_with_retry"]
@@ -89,7 +89,7 @@ def read_with_retry(
     """Fills the buffer from a source, with further attempts where storage fails.
 
     Args:
-        source: The bare source: the reads are counted here.
+        source: The file.
         offset: First byte in the file.
         buffer: Filled wholly, or its contents are undefined and an error is raised.
         retry: Bounds.
@@ -106,7 +106,9 @@ def read_with_retry(
     end = offset + buffer.nbytes
 
     def attempt(number: int) -> None:
-        CountingSource(source, counters, kind if number == 1 else ReadKind.RETRIED).read_into(offset, buffer)
+        # Before the read, whether or not it then succeeds: these bytes were asked of the storage.
+        counters.add(kind if number == 1 else ReadKind.RETRIED, buffer.nbytes)
+        source.read_into(offset, buffer)
 
     call_with_retry(
         attempt, uri=source.uri, what=f"reading bytes [{offset}, {end})", retry=retry, sleep=sleep, uniform=uniform

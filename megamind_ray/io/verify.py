@@ -13,7 +13,7 @@ from megamind_ray.config import IoConfig, RetryConfig
 from megamind_ray.core.manifest import FileInfo, Manifest, Reference
 from megamind_ray.errors import RequestError
 from megamind_ray.io.checksum import crc32
-from megamind_ray.io.counters import ReadCounters
+from megamind_ray.io.counters import ReadCounters, ReadKind
 from megamind_ray.io.retry import call_with_retry, read_with_retry
 from megamind_ray.io.sidecar import Sidecar, SidecarFile, check_chunk_bytes
 from megamind_ray.io.source import Source, open_source
@@ -258,7 +258,8 @@ class _Scan:
         value = 0
         for piece_begin in range(begin, end, self._chunk_bytes):  # a header may be longer than a chunk
             piece = self._buffer()[: min(self._chunk_bytes, end - piece_begin)]
-            read_with_retry(source, piece_begin, piece, self._retry, self._counters)
+            kind = ReadKind.PAYLOAD if begin else ReadKind.HEADER
+            read_with_retry(source, piece_begin, piece, self._retry, self._counters, kind=kind)
             value = crc32(piece, value)
         return _Range(number, begin, end, value)
 

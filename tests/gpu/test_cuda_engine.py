@@ -20,7 +20,7 @@ from megamind_ray.device.arena import POISON
 from megamind_ray.device.cuda import CudaArena
 from megamind_ray.device.memory import device_budget_bytes, gpu_facts
 from megamind_ray.device.strided import Runs
-from megamind_ray.engine.local_load import run_plan
+from megamind_ray.engine.local_load import load_plan
 from megamind_ray.errors import CapacityError, RequestError
 from megamind_ray.io import open_manifest
 from megamind_ray.planning.build import build_plan
@@ -110,7 +110,7 @@ def test_a_plan_fills_gpu_arenas_with_the_right_bytes(tmp_path: Path, force_pool
     plan = build_plan(manifest, build_demands(manifest, parallel), topology, config=config)
     arena = CudaArena(64 * MIB)
 
-    sessions = run_plan(plan, manifest, config, [arena, arena])
+    sessions = load_plan(plan, manifest, config, [arena, arena]).sessions
 
     whole = mm.load_state_dict(folder)
     name = "model.layers.0.mlp.down_proj.weight"

@@ -12,7 +12,7 @@ import torch
 from megamind_ray.config import Config
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.device.arena import HostArena
-from megamind_ray.engine.local_load import load_plan, run_plan
+from megamind_ray.engine.local_load import load_plan
 from megamind_ray.errors import CapacityError, ClusterError, IntegrityError, RequestError, SourceError
 
 PlanFor = Callable[..., Any]
@@ -118,7 +118,7 @@ def test_ranks_may_share_an_arena(llama: Any, plan_for: PlanFor, config: Config)
     plan, manifest = plan_for(llama.path, Parallel(tp=2), config)
     arena = HostArena(BUDGET_BYTES)
 
-    first, second = run_plan(plan, manifest, config, [arena, arena])
+    first, second = load_plan(plan, manifest, config, [arena, arena]).sessions
 
     whole = llama.tensors["model.layers.0.self_attn.q_proj.weight"]
     parts = [session.state_dict()["model.layers.0.self_attn.q_proj.weight"] for session in (first, second)]

@@ -14,7 +14,6 @@ import pytest
 from megamind_ray.core.manifest import FileInfo
 from megamind_ray.errors import IntegrityError, RequestError
 from megamind_ray.io import (
-    CountingSource,
     FsspecSource,
     LocalSource,
     ReadCounters,
@@ -223,19 +222,6 @@ def test_what_is_no_moment(moment: Any) -> None:
     assert _nanoseconds(moment) is None
 
 
-def test_reads_are_counted_at_the_call_by_kind(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(DATA)
-    counters = ReadCounters()
-
-    with LocalSource(tmp_path / "data") as source:
-        read(CountingSource(source, counters), 0, 100)
-        read(CountingSource(source, counters, ReadKind.HEADER), 0, 8)
-        read(CountingSource(source, counters, ReadKind.RETRIED), 0, 50)
-
-    totals = counters.totals()
-    assert (totals.payload_bytes, totals.header_bytes, totals.retried_bytes, totals.num_reads) == (100, 8, 50, 3)
-
-
 def test_counters_lose_nothing_between_threads() -> None:
     counters = ReadCounters()
 
@@ -251,17 +237,6 @@ def test_counters_lose_nothing_between_threads() -> None:
 
     assert counters.payload_bytes == 4 * 2000 * 3
     assert counters.num_reads == 8000
-
-
-def test_a_counting_source_is_a_source(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(DATA)
-    with CountingSource(LocalSource(tmp_path / "data"), ReadCounters()) as source:
-        assert source.size_bytes == 1024
-        assert source.uri == str(tmp_path / "data")
-        source.check_unchanged()
-
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        read(source, 0, 1)
 
 
 class _Handler(BaseHTTPRequestHandler):
