@@ -58,7 +58,7 @@ def test_a_hanging_test_fails_and_shows_where_it_hangs(tmp_path: Path) -> None:
     (tmp_path / "test_hangs.py").write_text(
         "import threading\n\ndef test_waits_for_nobody():\n    threading.Event().wait()\n"
     )
-    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-o", "timeout=2"]
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-o", "timeout=1"]
     command += ["-p", "no:cacheprovider", str(tmp_path / "test_hangs.py")]
 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
