@@ -251,8 +251,8 @@ def ray_address(environ: Mapping[str, str] | None = None) -> str | None:
 def _read_toml(path: Path) -> Mapping[str, Mapping[str, object]]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RequestError(f"config file {path}: cannot be read ({error})") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise RequestError(f"config file {path}: cannot be read ({error}); give a TOML file") from error
 
 
 def _from_environ(env: Mapping[str, str]) -> dict[str, dict[str, object]]:

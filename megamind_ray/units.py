@@ -15,6 +15,7 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+_MAX_BYTES: Final = (1 << 63) - 1  # sizes end up in columns of 64 bits
 _BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40, "pi": 1 << 50}
 # Bounded, since numbers of thousands of digits raise errors of their own when they are converted or shown.
 _NUMBER = r"\s*(\d{1,12}(?:\.\d{1,12})?|\d{1,24}|\.\d{1,12})\s*"
@@ -30,19 +31,25 @@ def parse_bytes(value: int | str, *, what: str = "size") -> int:
         what: Name of the setting, for the error message.
 
     Raises:
-        RequestError: It is not a size, or is negative.
+        RequestError: It is not a size, is negative, or needs more than 63 bits.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise RequestError(f"{what}: {value!r} is not a size; write bytes or for example '8GiB'")
     if isinstance(value, int):
         if value < 0:
             raise RequestError(f"{what}: {value} is negative; write a size of 0 bytes or more")
-        return value
+        return _require_size(value, what)
     match = _SIZE.fullmatch(value)
     scale = (_DECIMAL | _BINARY).get(match[2].lower()) if match else None
     if match is None or scale is None:
         raise RequestError(f"{what}: {value!r} is not a size; write bytes or for example '8GiB' or '500MB'")
-    return int(Decimal(match[1]) * scale)
+    return _require_size(int(Decimal(match[1]) * scale), what)
+
+
+def _require_size(num_bytes: int, what: str) -> int:
+    if num_bytes > _MAX_BYTES:
+        raise RequestError(f"{what}: more than {format_bytes(_MAX_BYTES)}, which no machine has; write a smaller size")
+    return num_bytes
 
 
 def parse_rate(value: float | str, *, what: str = "rate") -> float:

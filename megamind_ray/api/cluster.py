@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,6 +13,7 @@ from megamind_ray.core.parallel import Parallel, Rule
 from megamind_ray.core.progress import Progress
 from megamind_ray.core.report import LoadReport
 from megamind_ray.errors import RequestError
+from megamind_ray.io.location import parse_location
 from megamind_ray.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -255,5 +255,5 @@ class LoadedModel:
 
 def _absolute(uri: str | os.PathLike[str]) -> str:
     """A local path as the planner, which has another working directory, must see it."""
-    text = os.fspath(uri)
-    return text if "://" in text or text.startswith("file:") else str(Path(text).expanduser().absolute())
+    location = parse_location(uri)
+    return (location.uri or "/") if location.is_local else os.fspath(uri)

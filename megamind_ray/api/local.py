@@ -13,6 +13,7 @@ from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.engine.state_dict import load_tensors
 from megamind_ray.errors import RequestError
 from megamind_ray.io import open_manifest
+from megamind_ray.io.location import parse_location
 
 if TYPE_CHECKING:
     import torch
@@ -143,8 +144,7 @@ def load_into(
 
 def _names_file(path: Uri, manifest: Manifest) -> bool:
     """Whether the one file of the manifest is what the path names, rather than the content of a folder."""
-    text = os.fspath(path).partition("?")[0].rstrip("/")
-    return text.rpartition("/")[2] == manifest.files[0].path.partition("?")[0].rpartition("/")[2]
+    return parse_location(path).uri == manifest.file_uri(0)
 
 
 def _included(manifest: Manifest, globs: Sequence[str] | None) -> list[str]:

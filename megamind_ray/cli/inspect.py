@@ -9,10 +9,13 @@ import typer
 
 from megamind_ray.cli.options import AsJson, Uri, examples
 from megamind_ray.cli.output import Output
+from megamind_ray.report.terminal import printable
 
 __all__ = ["EXAMPLES", "inspect_command"]
 
 _COLUMNS = ("name", "dtype", "shape", "num_bytes", "file")
+# One absurdly long name does not widen the lines of all others.
+_MAX_COLUMN = 120
 EXAMPLES = examples(
     "megamind inspect /models/llama-3-8b",
     "megamind inspect s3://models/deepseek-v3 --json",
@@ -46,6 +49,7 @@ def inspect_command(
 
 
 def _listing(rows: Sequence[tuple[str, str, list[int], int, str]]) -> Iterator[str]:
-    width = max((len(row[0]) for row in rows), default=0)
-    for name, dtype, shape, num_bytes, file in rows:
-        yield f"{name:<{width}}  {dtype:<11}  {shape!s:<20}  {num_bytes:>15,}  {file}"
+    names = [printable(row[0]) for row in rows]
+    width = min(_MAX_COLUMN, max(map(len, names), default=0))
+    for name, (_, dtype, shape, num_bytes, file) in zip(names, rows, strict=True):
+        yield f"{name:<{width}}  {dtype:<11}  {shape!s:<20}  {num_bytes:>15,}  {printable(file)}"

@@ -127,6 +127,8 @@ def load_command(
 
 
 def _require_writable(report: Path | None) -> None:
+    if report is not None and report.is_dir():
+        raise RequestError(f"--report {report}: is a folder; give the name of a file")
     if report is not None and not report.absolute().parent.is_dir():
         raise RequestError(f"--report {report}: there is no folder {report.absolute().parent}; make it first")
 

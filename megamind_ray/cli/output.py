@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from megamind_ray.errors import CapacityError, MegamindError
+from megamind_ray.report.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -102,7 +103,7 @@ def print_error(document: dict[str, Any]) -> None:
     error = document["error"]
     lines = [f"megamind: {error['class']}: {error['message']}"]
     lines += [f"  {name}: {value}" for name, value in error["fields"].items() if value is not None]
-    sys.stderr.write("\n".join(lines) + "\n")
+    sys.stderr.write(printable("\n".join(lines), keep="\n\t") + "\n")
 
 
 def stderr_console() -> Console:

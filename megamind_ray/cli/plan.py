@@ -56,6 +56,7 @@ def plan_command(
         from megamind_ray.planning import load_rules
         from megamind_ray.report.summary import summarize_plan
         from megamind_ray.report.tables import plan_tables
+        from megamind_ray.report.terminal import printable
 
         made = plan(
             uri,
@@ -72,7 +73,7 @@ def plan_command(
         parts: list[RenderableType] = [Text(f"planned for {hardware}\n"), plan_tables(summary)]
         if explain:
             document["explained"] = {tensor: made.explain(tensor) for tensor in explain}
-            parts += [Text(f"\n{answer}") for answer in document["explained"].values()]
+            parts += [Text("\n" + printable(answer, keep="\n")) for answer in document["explained"].values()]
         if save is not None:
             made.save(save)
             document["saved"] = str(save)

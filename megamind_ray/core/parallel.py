@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from megamind_ray.core.ids import Rank
 from megamind_ray.errors import RequestError
@@ -22,6 +22,10 @@ __all__ = [
 ]
 
 
+# More than any cluster has GPUs: a typing error is refused before anything is planned for it.
+_MAX_RANKS: Final = 16384
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Coords:
     """Coordinates of a rank."""
@@ -36,7 +40,7 @@ class Parallel:
     """The mesh: ``world = pp * dp * tp`` ranks; ``ep`` folds over the dp x tp ranks of a stage.
 
     Raises:
-        RequestError: A size is not a positive integer, or ep does not divide dp x tp.
+        RequestError: A size is not a positive integer, ep does not divide dp x tp, or there are too many ranks.
     """
 
     tp: int = 1
@@ -49,6 +53,10 @@ class Parallel:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise RequestError(f"{name}={value!r}: it must be an integer of 1 or more")
+        if self.world > _MAX_RANKS:
+            raise RequestError(
+                f"tp={self.tp} pp={self.pp} dp={self.dp} are {self.world} ranks; a mesh has at most {_MAX_RANKS}"
+            )
         if (self.dp * self.tp) % self.ep:
             raise RequestError(
                 f"ep={self.ep} does not divide dp x tp = {self.dp} x {self.tp} = {self.dp * self.tp}; "

@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -176,18 +177,18 @@ class Plan:
         folder = Path(path)
         try:
             header = json.loads((folder / "plan.json").read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RequestError(f"{folder}: no plan there ({error}); make one with Plan.save") from error
         schema = header.get("schema") if isinstance(header, dict) else None
         if schema != SCHEMA:
             raise RequestError(f"{folder}: schema {schema!r}, this release reads {SCHEMA!r}; plan again")
         try:
-            values = {name: header[name] for name in _HEADER}
+            values = {name: _checked(header[name], kind, name) for name, kind in _HEADER.items()}
             values |= {"disk_tensors": tuple(header["disk_tensors"]), "notes": tuple(header["notes"])}
             return cls(
                 tables={name: pq.read_table(folder / f"{name}.parquet").cast(kind) for name, kind in TABLES.items()},
                 parallel=Parallel(**header["parallel"]),
-                pool_need_bytes=header["pool_need_bytes"],
+                pool_need_bytes=_checked(header["pool_need_bytes"], dict, "pool_need_bytes"),
                 **values,
             )
         except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
@@ -207,4 +208,25 @@ class Plan:
         return explain_tensor(self, tensor)
 
 
-_HEADER = ("uri", "root", "chunk_bytes", "disk_tensors", "bytes_total", "bytes_to_device", "keep", "notes")
+def _checked(value: Any, kind: type, name: str) -> Any:
+    """A value of ``plan.json``; lists are of texts, numbers are not negative."""
+    ok = type(value) is kind
+    if isinstance(value, list):
+        ok = ok and all(isinstance(item, str) for item in value)
+    elif isinstance(value, int):
+        ok = ok and value >= 0
+    if not ok:
+        raise ValueError(f"{name} in plan.json is {value!r:.40}")
+    return value
+
+
+_HEADER: Mapping[str, type] = {
+    "uri": str,
+    "root": str,
+    "chunk_bytes": int,
+    "disk_tensors": list,
+    "bytes_total": int,
+    "bytes_to_device": int,
+    "keep": bool,
+    "notes": list,
+}

@@ -110,8 +110,9 @@ class LoadReport:
         Raises:
             RequestError: The document is not a report of this schema.
         """
-        if document.get("schema") != SCHEMA:
-            raise RequestError(f"report schema {document.get('schema')!r}; this release reads {SCHEMA!r}")
+        schema = document.get("schema") if isinstance(document, Mapping) else None
+        if schema != SCHEMA:
+            raise RequestError(f"report schema {schema!r:.80}; this release reads {SCHEMA!r}")
         known = {name: value for name, value in document.items() if name in cls.__dataclass_fields__}
         try:
             known["ranks"] = tuple(_pick(RankReport, row) for row in document["ranks"])

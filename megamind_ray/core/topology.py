@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from megamind_ray.core.ids import NodeId
@@ -113,9 +114,8 @@ class Topology:
     storage: Storage | None = None
 
     def __post_init__(self) -> None:
-        ids = [node.id for node in self.nodes]
-        for node_id in ids:
-            if ids.count(node_id) > 1:
+        for node_id, count in Counter(node.id for node in self.nodes).items():
+            if count > 1:
                 raise RequestError(f"topology {self.name!r}: two nodes are named {node_id!r}; give each its own name")
         for node in self.nodes:
             indices = [gpu.index for gpu in node.gpus]

@@ -180,7 +180,7 @@ def _merge(layout: Layout, files: Sequence[_DataFile]) -> dict[str, TensorInfo]:
             place = "in no file" if found is None else f"in {layout.paths[found.file]!r}"
             uri = layout.root.join(path).uri
             raise IntegrityError(
-                f"{layout.root.join(layout.index).uri}: names tensor {name!r} in {path!r}, but it is {place}; "
+                f"{layout.root.join(layout.index).uri}: names tensor {name!r:.200} in {path!r}, but it is {place}; "
                 "index and files do not belong together, fetch the checkpoint again",
                 file=uri,
                 tensor=name,
@@ -189,7 +189,7 @@ def _merge(layout: Layout, files: Sequence[_DataFile]) -> dict[str, TensorInfo]:
 
 
 def _duplicate_error(layout: Layout, tensor: TensorInfo, first: str, second: str) -> RequestError | IntegrityError:
-    problem = f"{layout.root.uri}: tensor {tensor.name!r} is both in {first!r} and in {second!r}"
+    problem = f"{layout.root.uri}: tensor {tensor.name!r:.200} is both in {first!r} and in {second!r}"
     if layout.index is None:
         return RequestError(f"{problem}; give the path of one file, or an index that names the files to load")
     return IntegrityError(

@@ -1,12 +1,14 @@
 """The header of a safetensors file: where each tensor is, and whether that can be true.
 
 A file is 8 bytes (length of the header, little-endian), the header (JSON), the data. What is accepted is what the
-safetensors library accepts, less keys that occur twice: it takes the last one in silence.
+safetensors library accepts, less keys that occur twice, of which it takes the last one in silence, and empty tensors
+with an extent so large that nothing can be made of them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -25,6 +27,7 @@ _METADATA: Final = "__metadata__"
 _FIELDS: Final = ("dtype", "shape", "data_offsets")
 _DTYPES: Final = dict(DType.__members__)
 _MAX_U64: Final = (1 << 64) - 1
+_MAX_STRIDE: Final = (1 << 63) - 1
 _SURROGATE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -92,8 +95,8 @@ def parse_header(raw: bytes, size_bytes: int, *, uri: str, file: int = 0) -> Hea
         file: Index of the file, for ``TensorInfo.file``.
 
     Raises:
-        IntegrityError: Anything that the safetensors library refuses, or a key that occurs twice; it names the file,
-            and the tensor and the range where one is concerned.
+        IntegrityError: Anything that is not accepted; it names the file, and the tensor and the range where one is
+            concerned.
     """
     data_begin = header_end(raw[:LENGTH_BYTES], size_bytes, uri=uri)
     entries = strict_json_object(raw[LENGTH_BYTES:data_begin], uri=uri, what="header")
@@ -167,18 +170,20 @@ def _parse_tensor(name: str, entry: object, uri: str, file: int, data_begin: int
     if nbytes != end - begin:
         need = "no whole number of bytes" if nbytes is None else f"{nbytes} bytes"
         raise IntegrityError(
-            f"{uri}: tensor {name!r}: dtype {label} and shape {_shorten(shape)} need {need}, but its data_offsets "
+            f"{uri}: tensor {name!r:.200}: dtype {label} and shape {_shorten(shape)} need {need}, but its data_offsets "
             f"[{begin}, {end}) have {end - begin}; the header is damaged",
             file=uri,
             tensor=name,
             begin=data_begin + begin,
             end=data_begin + end,
         )
+    if nbytes == 0 and math.prod(extent or 1 for extent in shape) > _MAX_STRIDE:
+        raise _tensor_error(uri, name, f"no tensor can have the shape {_shorten(shape)}")
     return TensorInfo(name, dtype, tuple(shape), file, data_begin + begin, data_begin + end)
 
 
 def _tensor_error(uri: str, name: str, problem: str) -> IntegrityError:
-    return IntegrityError(f"{uri}: tensor {name!r}: {problem}; the header is damaged", file=uri, tensor=name)
+    return IntegrityError(f"{uri}: tensor {name!r:.200}: {problem}; the header is damaged", file=uri, tensor=name)
 
 
 def _are_indexes(values: object) -> bool:
@@ -207,12 +212,12 @@ def _check_tiling(tensors: list[TensorInfo], data_begin: int, size_bytes: int, u
             problem = f"leaves a hole of {tensor.begin - position} bytes before it; the header is damaged"
         elif tensor.begin < position:
             other = previous.name if previous else "the header"
-            problem = f"overlaps {other!r}, which ends at byte {position}; the header is damaged"
+            problem = f"overlaps {other!r:.200}, which ends at byte {position}; the header is damaged"
         else:
             previous, position = tensor, tensor.end
             continue
         raise IntegrityError(
-            f"{uri}: tensor {tensor.name!r} at bytes [{tensor.begin}, {tensor.end}) {problem}",
+            f"{uri}: tensor {tensor.name!r:.200} at bytes [{tensor.begin}, {tensor.end}) {problem}",
             file=uri,
             tensor=tensor.name,
             begin=tensor.begin,
@@ -241,7 +246,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the name {twice!r} occurs twice")
+        raise ValueError(f"the name {twice!r:.200} occurs twice")
     return result
 
 

@@ -24,7 +24,8 @@ from megamind_ray.errors import RequestError
 __all__ = ["FUSED_FAMILIES", "ModuleEntry", "module_entries", "num_experts", "split_numbers"]
 
 # Whole numbers between dots, and the number of ``expert_3``.
-_NUMBER = re.compile(r"(?:^|(?<=\.)|(?<=\.expert_))(\d+)(?=\.|$)")
+# What is longer than nine digits is no layer and no expert.
+_NUMBER = re.compile(r"(?:^|(?<=\.)|(?<=\.expert_))(\d{1,9})(?=\.|$)")
 
 # Model types whose modules in transformers 5 have fused experts, by the naming on disk
 # (transformers/conversion_mapping.py).
@@ -119,7 +120,9 @@ class _Collector:
     def is_fusable(self, name: str) -> bool:
         module, found, rest = name.partition(".experts.")
         expert, _, part = rest.partition(".")
-        return bool(found) and expert.isdecimal() and self._leaf(module, part) is not None
+        # Only as people write it: "01" beside "1" would be the same expert.
+        is_number = expert.isdecimal() and len(expert) < 10 and (expert == "0" or not expert.startswith("0"))
+        return bool(found) and is_number and self._leaf(module, part) is not None
 
     def take(self, name: str, index: int) -> _Experts | None:
         """Notes a part; returns the fused tensor if it is its first."""

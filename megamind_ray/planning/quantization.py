@@ -29,7 +29,8 @@ __all__ = ["Quantization", "layer_and_suffix", "quantization"]
 _UNPACKED = frozenset({"compressed-tensors", "fbgemm_fp8"})
 _SUFFIX = re.compile(
     r"(.*?)(\.weight_scale_inv|\.weight_scale|\.input_scale|\.weight|\.bias|\.qweight|\.qzeros|\.scales|\.g_idx"
-    r"|_scale_inv|_blocks|_scales|_bias)?"
+    r"|_scale_inv|_blocks|_scales|_bias)?",
+    re.DOTALL,  # a name may have line ends
 )
 
 

@@ -173,7 +173,7 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
     try:
         text = path.read_text(encoding="utf-8")
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"rules file {path}: cannot be read ({error})") from error
     rows = document.get("rules") if isinstance(document, dict) else None
     if not isinstance(rows, list) or set(document) != {"rules"}:
@@ -199,7 +199,9 @@ def _parse_rule(row: Any, where: str) -> Rule:
     return Rule(pattern=pattern, placement=_placement(fields, _KEYS, where), stage=stage)
 
 
-def _placement(fields: Mapping[str, Any], kinds: Mapping[str, frozenset[str]], where: str) -> Placement:
+def _placement(fields: Any, kinds: Mapping[str, frozenset[str]], where: str) -> Placement:
+    if not isinstance(fields, Mapping):
+        raise RequestError(f"{where}: {fields!r:.80} is not a table of settings with a placement")
     kind = fields.get("placement")
     if not isinstance(kind, str) or kind not in kinds:
         raise RequestError(f"{where}: placement={kind!r}; take one of {', '.join(kinds)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from megamind_ray.core.parallel import ExpertShard, Heads, PackedShard, Placement, Replicate, Shard
 from megamind_ray.errors import RequestError
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 Bounds = tuple[tuple[int, int], ...]
+# A configuration may claim any number of heads; a refusal lists only sizes that somebody could use.
+_MAX_LISTED_TP: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def require_heads(used: Sequence[tuple[Heads, str]], tp: int) -> None:
     for heads, what in used:
         if _fits(heads, tp):
             continue
-        limit = max(heads.count for heads, _ in used)
+        limit = min(_MAX_LISTED_TP, max(heads.count for heads, _ in used))
         working = [size for size in range(1, limit + 1) if all(_fits(heads, size) for heads, _ in used)]
         multiple = " and is no multiple of it" if heads.kv else ""
         raise RequestError(

@@ -47,7 +47,7 @@ def parse_topology(text: str, *, origin: str) -> Topology:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"topology file {origin}: not TOML ({error})") from error
     top = _Table.of(document, f"topology file {origin}", ("schema", "name", "storage", "nodes", "links"))
     if document.get("schema") != SCHEMA:
@@ -108,7 +108,9 @@ class _Table:
     def integer(self, key: str, default: int | None, *, at_least: int = 0) -> int | None:
         value = self.values.get(key, default)
         if key in self.values and (isinstance(value, bool) or not isinstance(value, int) or value < at_least):
-            raise RequestError(f"{self.where}: {key} = {value!r} must be an integer of {at_least} or more")
+            raise RequestError(f"{self.where}: {key} = {value!r:.40} must be an integer of {at_least} or more")
+        if value is not None and value > _MAX_INTEGER:
+            raise RequestError(f"{self.where}: {key} = {value} is more than {_MAX_INTEGER}; correct it")
         return None if value is None else int(value)
 
     def count(self) -> int:
@@ -136,6 +138,8 @@ class _Table:
         return self.values[key]
 
 
+# More of anything than the largest cluster has; a typing error should not fill the memory with nodes.
+_MAX_INTEGER = 65536
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "nodes": ("name", "count", "memory", "pool", "address", "rack", "gpus", "disks", "nics"),
     "gpus": ("index", "count", "memory", "free", "numa", "nvlink_group", "pcie"),

@@ -12,6 +12,7 @@ from rich.text import Text
 from megamind_ray.core.report import LoadReport, RankReport, Verified
 from megamind_ray.core.topology import Topology
 from megamind_ray.report.summary import ManifestSummary, PlanSummary
+from megamind_ray.report.terminal import printable
 from megamind_ray.units import format_bytes, format_duration, format_rate
 
 __all__ = [
@@ -226,7 +227,7 @@ def _table(*columns: str) -> Table:
 
 def _row(table: Table, *cells: object) -> None:
     # As Text: names and URIs may hold brackets that rich would read as markup.
-    table.add_row(*(Text(str(cell)) for cell in cells))
+    table.add_row(*(Text(printable(str(cell))) for cell in cells))
 
 
 def _facts(facts: Mapping[str, str]) -> Table:
@@ -234,7 +235,7 @@ def _facts(facts: Mapping[str, str]) -> Table:
     grid.add_column(style="bold")
     grid.add_column()
     for name, value in facts.items():
-        grid.add_row(Text(name), Text(value))
+        grid.add_row(Text(name), Text(printable(value, keep="\n")))
     return grid
 
 
