@@ -15,16 +15,18 @@ __all__ = ["URI_FORMS", "Location", "fsspec_filesystem", "parse_location"]
 
 URI_FORMS: Final = "a path, file:, s3://, gs://, az://, http://, https://, hf:// or memory://"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# Scheme -> package with the file system, for the message when it is not installed.
-_PACKAGES: Final = {
-    "s3": "s3fs",
-    "gs": "gcsfs",
-    "az": "adlfs",
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "hf": "huggingface_hub",
-    "memory": "fsspec",
+# Scheme -> the extra of this package that brings its file system; None where fsspec itself has it.
+_EXTRAS: Final = {
+    "s3": "s3",
+    "gs": "gcs",
+    "az": "azure",
+    "http": "http",
+    "https": "http",
+    "hf": "hf",
+    "memory": None,
 }
+# Listings that fsspec caches would hide that a file changed.
+_OPTIONS: Final = {"use_listings_cache": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def parse_location(uri: str | os.PathLike[str]) -> Location:
     if match is None and "://" not in text:
         return Location(_local_path(os.path.expanduser(text)), None)  # noqa: PTH111 - Path fails on an unknown user
     scheme = match[1].lower() if match else text.partition("://")[0]
-    if match is None or scheme not in _PACKAGES:
+    if match is None or scheme not in _EXTRAS:
         raise RequestError(f"{text}: {scheme}:// is not supported; give {URI_FORMS}")
     rest = text[match.end() :].rstrip("/")
     if not rest and scheme != "memory":
@@ -109,27 +111,17 @@ def fsspec_filesystem(location: Location) -> tuple[Any, str]:
     """The fsspec file system of a remote location, and the path in it.
 
     Raises:
-        RequestError: The package with the file system is not installed; the message says which.
+        RequestError: The package with the file system is not installed; the message says which extra brings it.
     """
     import fsspec.core  # here, because local checkpoints, the common case, do without it
 
     assert location.scheme is not None
-    package = _PACKAGES[location.scheme]
+    extra = _EXTRAS[location.scheme]
     try:
-        filesystem, path = fsspec.core.url_to_fs(location.uri, **_OPTIONS.get(location.scheme, {}))
+        filesystem, path = fsspec.core.url_to_fs(location.uri, **(_OPTIONS if extra else {}))
     except ImportError as error:
         raise RequestError(
-            f"{location.uri}: {location.scheme}:// needs the package {package}; run: pip install {package}"
+            f"{location.uri}: {location.scheme}:// needs a package that is not installed ({error}); "
+            f"run: pip install 'megamind-ray[{extra}]'"
         ) from error
     return filesystem, path
-
-
-# Listings that fsspec caches would hide that a file changed.
-_OPTIONS: Final[dict[str, dict[str, object]]] = {
-    "s3": {"use_listings_cache": False},
-    "gs": {"use_listings_cache": False},
-    "az": {"use_listings_cache": False},
-    "http": {"use_listings_cache": False},
-    "https": {"use_listings_cache": False},
-    "hf": {"use_listings_cache": False},
-}

@@ -210,11 +210,15 @@ def test_a_missing_place_in_an_fsspec_file_system(memory: Any) -> None:
         open_manifest("memory://bucket/nothing")
 
 
-@pytest.mark.parametrize(("scheme", "package"), [("s3", "s3fs"), ("gs", "gcsfs"), ("az", "adlfs")])
-def test_a_missing_package_is_named(scheme: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("az", "adlfs", "azure")]
+)
+def test_the_extra_with_a_missing_package_is_named(
+    scheme: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
 
-    with pytest.raises(RequestError, match=f"{scheme}:// needs the package {package}; run: pip install {package}"):
+    with pytest.raises(RequestError, match=rf"{scheme}://.*; run: pip install 'megamind-ray\[{extra}\]'$"):
         open_manifest(f"{scheme}://bucket/model")
 
 
