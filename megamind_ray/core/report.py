@@ -23,14 +23,14 @@ class Fault:
         where: What and where, in words.
         action: What was done about it.
         bytes_retried: Bytes read again because of it.
-        at_s: Seconds after the start of the load.
+        at_s: Seconds after the start of the load; None for reads, which do not know when it began.
     """
 
     kind: str
     where: str
     action: str
     bytes_retried: int = 0
-    at_s: float = 0.0
+    at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Topology files: TOML in, ``Topology`` out, and back (schema: docs/design/0003).
 
-Beyond the schema page, an entry of ``[[nodes.gpus]]`` may give ``index``, the number of its first GPU, and a node
-``address`` and ``rack``; a topology that was read from a running cluster needs them to come back unchanged.
+A topology that was read from a running cluster is written with its optional fields (``index``, ``address``, ``rack``,
+``free``), and comes back equal.
 """
 
 from __future__ import annotations

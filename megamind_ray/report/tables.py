@@ -130,7 +130,8 @@ def report_tables(report: LoadReport) -> RenderableType:
     if report.faults:
         faults = _table(">at", "fault", "where", "what was done", ">read again")
         for fault in report.faults:
-            _row(faults, f"{fault.at_s:.2f} s", fault.kind, fault.where, fault.action, _size(fault.bytes_retried))
+            at = "-" if fault.at_s is None else f"{fault.at_s:.2f} s"
+            _row(faults, at, fault.kind, fault.where, fault.action, _size(fault.bytes_retried))
         parts.append(faults)
     return _stack([*parts, *_notes(report.notes)])
 

@@ -152,6 +152,14 @@ def test_faults_are_listed_with_what_was_done(report: LoadReport) -> None:
     assert "1.00 GiB read again" in text
 
 
+def test_a_fault_of_unknown_time_shows_none(report: LoadReport) -> None:
+    fault = Fault(kind="chunk_retried", where="w.safetensors", action="read in attempt 2")
+
+    text = text_of(report_tables(replace(report, faults=(fault,))))
+
+    assert cells(text, "-")[:2] == ["-", "chunk_retried"]
+
+
 def test_what_was_not_kept_is_shown_with_the_reason(report: LoadReport) -> None:
     kept = Kept(num_blocks=1, num_bytes=GIB, bytes_not_kept=GIB, reason="the pool of n0 is full")
 
