@@ -210,6 +210,7 @@ class RankSession:
             raise ClusterError(
                 f"rank {rank}: its blocks brought {self.bytes_to_device} bytes, its tensors have {wanted}; plan again"
             )
+        # Each extent was followed by such a check; network file systems may cache what it asks for some seconds.
         self._reader.check_unchanged()
         self._reader.close()
         self._seconds["total"] = time.perf_counter() - self._started_s

@@ -106,6 +106,7 @@ def read_slices(
     started_s = time.perf_counter()
     try:
         run_team(range(len(pieces.begin)), read, num_threads=num_threads, name="slice-read", stop=stop)
+        # Each extent was followed by such a check; network file systems may cache what it asks for some seconds.
         reader.check_unchanged()
     finally:
         reader.close()

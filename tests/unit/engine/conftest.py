@@ -166,6 +166,8 @@ class FaultyStorage:
         flips_left: How often; -1 for always.
         errors_left: Reads that raise an ``OSError`` first.
         before_read: Called with the offset before each read.
+        stale_checks: Checks for changes that see nothing first, as where a network file system caches attributes.
+        num_checks: Checks for changes so far.
         offsets: Offsets that were read, in order.
     """
 
@@ -173,6 +175,8 @@ class FaultyStorage:
     flips_left: int = 0
     errors_left: int = 0
     before_read: Callable[[int], None] = lambda _offset: None
+    stale_checks: int = 0
+    num_checks: int = 0
     offsets: list[int] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -202,7 +206,12 @@ class _FaultySource:
                 buffer.cast("B")[storage.flip_at - offset] ^= 1
 
     def check_unchanged(self) -> None:
-        self._inner.check_unchanged()
+        storage = self._storage
+        with storage.lock:
+            storage.num_checks += 1
+            is_stale = storage.num_checks <= storage.stale_checks
+        if not is_stale:
+            self._inner.check_unchanged()
 
     def close(self) -> None:
         self._inner.close()

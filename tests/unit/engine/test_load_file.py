@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,21 @@ def test_with_a_sidecar_every_chunk_is_verified(
     assert loaded.summary.verified == "reference"
     assert [fault.kind for fault in loaded.summary.faults] == ["chunk_mismatch"]
     assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in llama.tensors.items())
+
+
+def test_a_change_of_the_file_that_shows_late_is_found_at_the_end(
+    llama: Any, tmp_path: Path, config: Config, storage: Any
+) -> None:
+    path = Path(shutil.copy(llama.file, tmp_path))
+    manifest = open_manifest(path)
+    infos = list(manifest.tensors.values())
+    config = replace(config, io=replace(config.io, read_threads=1))
+    load_tensors(manifest, infos, "cpu", config, opener=storage)
+    storage.num_checks, storage.stale_checks = 0, storage.num_checks - 1
+    storage.before_read = lambda _offset: os.utime(path, ns=(1, 1))
+
+    with pytest.raises(mm.IntegrityError, match="changed while it was read"):
+        load_tensors(manifest, infos, "cpu", config, opener=storage)
 
 
 def test_a_flipped_bit_on_disk_is_found(llama: Any, tmp_path: Path, record: Callable[[Path], Any]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -245,6 +246,21 @@ def test_without_a_handler_the_first_failure_is_raised(
 
     with pytest.raises(SourceError, match="the cable was unplugged"):
         session.read_direct()
+
+
+def test_a_change_of_the_file_that_shows_late_is_found_at_the_end(
+    llama: Any, plan_for: PlanFor, config: Config, storage: Any, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(llama.path, tmp_path / "llama"))
+    plan, manifest = plan_for(folder, Parallel(), config)
+    session = RankSession(compile_rank(plan, manifest, Rank(0), LOAD), HostArena(4 << 20), config, opener=storage)
+    storage.before_read = lambda _offset: os.utime(folder / "model.safetensors", ns=(1, 1))
+    storage.stale_checks = 10**6
+    session.read_direct()
+
+    storage.stale_checks = 0
+    with pytest.raises(IntegrityError, match="changed while it was read"):
+        session.finish()
 
 
 def test_a_stopped_session_reads_no_further(llama: Any, plan_for: PlanFor, config: Config, storage: Any) -> None:
