@@ -253,6 +253,8 @@ def test_a_change_of_the_file_that_shows_late_is_found_at_the_end(
 ) -> None:
     folder = Path(shutil.copytree(llama.path, tmp_path / "llama"))
     plan, manifest = plan_for(folder, Parallel(), config)
+    # One thread: a second one could open the file after the change, and see it then.
+    config = replace(config, io=replace(config.io, read_threads=1))
     session = RankSession(compile_rank(plan, manifest, Rank(0), LOAD), HostArena(4 << 20), config, opener=storage)
     storage.before_read = lambda _offset: os.utime(folder / "model.safetensors", ns=(1, 1))
     storage.stale_checks = 10**6
