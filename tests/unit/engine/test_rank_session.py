@@ -248,6 +248,21 @@ def test_without_a_handler_the_first_failure_is_raised(
         session.read_direct()
 
 
+def test_a_change_of_the_file_fails_the_extent_that_was_read_meanwhile(
+    llama: Any, plan_for: PlanFor, config: Config, storage: Any, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(llama.path, tmp_path / "llama"))
+    plan, manifest = plan_for(folder, Parallel(), config)
+    program = compile_rank(plan, manifest, Rank(0), LOAD)
+    session = RankSession(program, HostArena(4 << 20), config, opener=storage)
+    storage.before_read = lambda _offset: os.utime(folder / "model.safetensors", ns=(1, 1))
+
+    with pytest.raises(IntegrityError, match="changed while it was read"):
+        session.read_extent(0)
+
+    assert len(session.missing_blocks) == len(program.blocks)
+
+
 def test_a_change_of_the_file_that_shows_late_is_found_at_the_end(
     llama: Any, plan_for: PlanFor, config: Config, storage: Any, tmp_path: Path
 ) -> None:
