@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import ray
@@ -15,10 +16,10 @@ from ray import cloudpickle
 from megamind_ray.actors.boundary import wait_for
 from megamind_ray.actors.context import RankContext
 from megamind_ray.actors.dataplane import DataPlane, RayObjectStore
+from megamind_ray.actors.fleet import GpuKey
 from megamind_ray.actors.groups import in_group
 from megamind_ray.actors.messages import (
     Delivery,
-    ExtentFailure,
     RankResult,
     RunCall,
     WorkerFacts,
@@ -26,35 +27,35 @@ from megamind_ray.actors.messages import (
     rank_consumer,
 )
 from megamind_ray.actors.pool_check import find_pool_file
-from megamind_ray.config import Config, DeadlineConfig
-from megamind_ray.core.ids import ExtentId, Generation, LoadId, NodeId
+from megamind_ray.actors.rank_load import RankLoad
+from megamind_ray.config import Config
+from megamind_ray.core.ids import Generation, LoadId, NodeId
 from megamind_ray.core.program import RankProgram
 from megamind_ray.device.arena import Arena, HostArena
 from megamind_ray.device.cuda import CudaArena
 from megamind_ray.device.memory import device_budget_bytes, gpu_facts
 from megamind_ray.engine.session import RankSession
-from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, RequestError, SourceError
+from megamind_ray.errors import ClusterError, RequestError
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["GpuWorker"]
 
-_STOP_S: Final = 1.0  # how long a stopped load waits for reads that are under way
-_BATCH: Final = 8  # blocks per exchange: a call costs about 2 ms, a block of 8 MiB about as much
+_STOP_S: Final = 1.0  # how long a failed load waits for threads that still write
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Rank:
-    """A rank that is loading, or loaded, in this worker."""
+    """A rank that is loading, or loaded, in this worker, and what user code keeps beside it."""
 
-    session: RankSession
-    generation: Generation
-    deadlines: DeadlineConfig
-    stop: threading.Event = field(default_factory=threading.Event)
-    failures: list[ExtentFailure] = field(default_factory=list)
+    load: RankLoad
     state: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] | None = None
+
+    @property
+    def session(self) -> RankSession:
+        return self.load.session
 
 
 class GpuWorker:
@@ -65,6 +66,7 @@ class GpuWorker:
         device_memory_bytes: int | None,
         num_workers_on_node: int = 1,
         plane: DataPlane | None = None,
+        place: GpuKey | None = None,
     ) -> None:
         """Takes its memory.
 
@@ -72,15 +74,16 @@ class GpuWorker:
             device_memory_bytes: Budget of the arena; None: what is free, on a CPU target this worker's part of it.
             num_workers_on_node: Workers that share the host's memory.
             plane: How blocks are fetched; default is Ray's object store.
+            place: Node and GPU; default is where Ray put it.
         """
         self._plane = plane if plane is not None else RayObjectStore()
         self._lock = threading.Lock()
         self._ranks: dict[LoadId, _Rank] = {}
+        # Loads that were stopped: the call that begins one may come after the call that stops it.
+        self._aborted: set[LoadId] = set()
         # Sessions that ended while a read into their memory was under way, or user code held their tensors.
         self._stuck: list[RankSession] = []
-        context = ray.get_runtime_context()
-        self._node = NodeId(context.get_node_id())
-        self._gpu = int(context.get_accelerator_ids()["GPU"][0])
+        self._node, self._gpu = place if place is not None else _own_place()
         self._arena = _make_arena(device_memory_bytes, num_workers_on_node, where=f"GPU {self._node[:8]}:{self._gpu}")
 
     @in_group("control")
@@ -103,12 +106,9 @@ class GpuWorker:
         Raises:
             MegamindError: It cannot be finished; its memory is given back.
         """
-        rank = _Rank(RankSession(program, self._arena, config), generation, config.deadlines)
-        with self._lock:
-            self._ranks[program.load] = rank
+        rank = self._begin(program, generation, config)
         try:
-            self._receive(rank, agent)
-            rank.session.finish()
+            rank.load.receive(_RayHomeAgent(agent, rank.load))
         except BaseException:
             with self._lock:
                 self._ranks.pop(program.load, None)
@@ -130,19 +130,18 @@ class GpuWorker:
         """How far a rank is."""
         with self._lock:
             rank = self._ranks.get(load)
-        if rank is None or rank.generation != generation:
+        if rank is None or rank.load.generation != generation:
             return WorkerStatus()
-        return WorkerStatus(bytes_done=rank.session.bytes_to_device, failures=tuple(rank.failures))
+        return WorkerStatus(bytes_done=rank.session.bytes_to_device, failures=tuple(rank.load.failures))
 
     @in_group("control")
     def abort(self, load: LoadId) -> None:
-        """Stops a load; its ``load`` call then raises. A rank that is loaded already is freed."""
+        """Stops a load; its ``load`` call then raises, also one that has yet to begin. A loaded rank is freed."""
         with self._lock:
+            self._aborted.add(load)
             rank = self._ranks.get(load)
-        if rank is not None:
-            rank.stop.set()
-            rank.session.stop()
-            self._free_if_finished(load)
+        if rank is not None and rank.load.stop():
+            self._free(load)
 
     @in_group("moves")
     def unload(self, load: LoadId) -> None:
@@ -183,116 +182,83 @@ class GpuWorker:
         fn, args = _unpickle(call)
         return fn(context, *args)
 
-    def _receive(self, rank: _Rank, agent: Any) -> None:
-        """Direct reads on threads of their own, blocks from the agent meanwhile, until nothing is missing."""
-        session = rank.session
-        direct = threading.Thread(target=self._read_direct, args=(rank,), name="direct-reads", daemon=True)
-        direct.start()
-        from_pool = set(session.program.pool_blocks.tolist())
-        acked: list[int] = []
-        rejected: list[Delivery] = []
-        try:
-            while len(missing := session.missing_blocks):
-                if rank.stop.is_set():
-                    raise ClusterError(f"rank {session.program.rank}: the load was stopped")
-                if rank.failures or not from_pool.isdisjoint(missing.tolist()):
-                    acked, rejected = self._exchange(rank, agent, acked, rejected)
-                else:
-                    direct.join(timeout=rank.deadlines.poll_s)
-            wait_for(
-                agent.retire_rank.remote(session.program.load, session.program.rank, rank.generation),
-                timeout_s=rank.deadlines.call_s,
-                what=f"rank {session.program.rank}: telling its node agent that it has all blocks",
-            )
-        finally:
-            session.stop()
-            direct.join(timeout=_STOP_S)
-
-    def _read_direct(self, rank: _Rank) -> None:
-        def failed(extent: int, error: MegamindError) -> None:
-            retryable = isinstance(error, SourceError | IntegrityError | RequestError)
-            rank.failures.append(
-                ExtentFailure(extent=ExtentId(extent), node=self._node, error=error, retryable=retryable)
-            )
-
-        try:
-            rank.session.read_direct(failed, stop=rank.stop)
-        except ClusterError as error:
-            if not rank.stop.is_set():
-                failed(-1, error)
-
-    def _exchange(
-        self, rank: _Rank, agent: Any, acked: list[int], rejected: list[Delivery]
-    ) -> tuple[list[int], list[Delivery]]:
-        """Acks one batch and takes the next; returns what to ack and to reject with the next call."""
-        begin = perf_counter()
-        deliveries = self._ask(agent, rank, acked, rejected, limit=_BATCH, timeout_s=rank.deadlines.poll_s)
-        rank.session.add_seconds("wait", perf_counter() - begin)
-        arrived: list[int] = []
-        damaged: list[Delivery] = []
-        blocks = self._plane.get([one.handle for one in deliveries], timeout_s=rank.deadlines.call_s)
-        for delivery in deliveries:
-            try:
-                rank.session.apply(delivery.block, blocks.pop(0), delivery.crc32s)
-                arrived.append(delivery.serial)
-            except IntegrityError:
-                damaged.append(delivery)
-        return arrived, damaged
-
-    def _ask(
-        self, agent: Any, rank: _Rank, acked: list[int], rejected: list[Delivery], *, limit: int, timeout_s: float
-    ) -> tuple[Delivery, ...]:
-        program = rank.session.program
-        answer: tuple[Delivery, ...] | None = wait_for(
-            agent.exchange.remote(
-                program.load,
-                rank_consumer(program.rank),
-                rank.generation,
-                tuple(acked),
-                tuple(rejected),
-                limit,
-                timeout_s,
-            ),
-            timeout_s=timeout_s + rank.deadlines.call_s,
-            what=f"rank {program.rank}: taking blocks from its node agent",
-        )
-        if answer is None:
-            raise ClusterError(f"rank {program.rank}: the load ended on its node before all blocks had come")
-        return answer
+    def _begin(self, program: RankProgram, generation: Generation, config: Config) -> _Rank:
+        session = RankSession(program, self._arena, config)
+        load = RankLoad(session, self._plane, node=self._node, generation=generation, deadlines=config.deadlines)
+        rank = _Rank(load)
+        with self._lock:
+            if program.load not in self._aborted:
+                self._ranks[program.load] = rank
+                return rank
+        session.release()
+        raise ClusterError(f"rank {program.rank}: the load was stopped before it began")
 
     def _release_stuck(self, deadline_s: float) -> None:
-        """Frees what can be freed of the sessions that ended while their memory was in use."""
+        """Frees what can be freed of the sessions that ended while their memory was in use; one deadline for all."""
+        until_s = monotonic() + deadline_s
         with self._lock:
             stuck, self._stuck = self._stuck, []
         for session in stuck:
             try:
-                session.release(deadline_s)
+                session.release(max(0.0, until_s - monotonic()))
             except RequestError:
                 with self._lock:
                     self._stuck.append(session)
 
-    def _free_if_finished(self, load: LoadId) -> None:
-        with self._lock:
-            rank = self._ranks.get(load)
-        if rank is not None and not len(rank.session.missing_blocks):
-            self._free(load)
-
     def _free(self, load: LoadId) -> None:
         with self._lock:
             rank = self._ranks.pop(load, None)
-            if rank is None:
-                return
-            self._stuck.append(rank.session)
-        rank.stop.set()
+        if rank is None:
+            return
+        rank.load.stop()
         rank.state.clear()
         rank.tensors = None
         gc.collect()  # tensors in cycles, as tracebacks of failed calls make them, hold leases
-        self._release_stuck(rank.deadlines.close_s)
-        if rank.session in self._stuck:
+        try:
+            rank.session.release(rank.load.deadlines.close_s)
+        except RequestError as error:
+            with self._lock:
+                self._stuck.append(rank.session)
             raise RequestError(
                 f"load {load}: code in rank {rank.session.program.rank}'s worker still holds its tensors; the model is "
                 "unloaded, and its memory there comes back when they are forgotten"
-            )
+            ) from error
+
+
+class _RayHomeAgent:
+    """The agent of this node behind its actor handle."""
+
+    def __init__(self, handle: Any, load: RankLoad) -> None:
+        self._handle = handle
+        self._program = load.session.program
+        self._generation = load.generation
+        self._call_s = load.deadlines.call_s
+
+    def exchange(
+        self, acked: Sequence[int], rejected: Sequence[Delivery], *, limit: int, timeout_s: float
+    ) -> tuple[Delivery, ...] | None:
+        load, rank = self._program.load, self._program.rank
+        answer: tuple[Delivery, ...] | None = wait_for(
+            self._handle.exchange.remote(
+                load, rank_consumer(rank), self._generation, tuple(acked), tuple(rejected), limit, timeout_s
+            ),
+            timeout_s=timeout_s + self._call_s,
+            what=f"rank {rank}: taking blocks from its node agent",
+        )
+        return answer
+
+    def retire(self) -> None:
+        load, rank = self._program.load, self._program.rank
+        wait_for(
+            self._handle.retire_rank.remote(load, rank, self._generation),
+            timeout_s=self._call_s,
+            what=f"rank {rank}: telling its node agent that it has all blocks",
+        )
+
+
+def _own_place() -> GpuKey:
+    context = ray.get_runtime_context()
+    return NodeId(context.get_node_id()), int(context.get_accelerator_ids()["GPU"][0])
 
 
 def _make_arena(requested_bytes: int | None, num_workers: int, *, where: str) -> Arena:
