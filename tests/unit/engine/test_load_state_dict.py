@@ -68,6 +68,15 @@ def test_a_glob_that_matches_nothing_is_named(llama: Any) -> None:
         mm.load_state_dict(llama.path, include="model.layer.*")
 
 
+def test_what_is_left_out_takes_no_memory_between_the_others(tmp_path: Path, write_raw: Callable[..., Path]) -> None:
+    sizes = {"first": 100, "left out": 1 << 20, "last": 100}
+    path = write_raw(tmp_path / "w.safetensors", {name: ("U8", [size], bytes(size)) for name, size in sizes.items()})
+
+    loaded = mm.load_state_dict(path, include=["first", "last"])
+
+    assert 0 < loaded["last"].data_ptr() - loaded["first"].data_ptr() < 256
+
+
 def test_included_tensors_with_a_sidecar_are_verified(
     llama: Any, tmp_path: Path, record: Callable[[Path], Any], config: Config
 ) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from megamind_ray.config import Config, IoConfig, PlacementConfig, PoolConfig, RoutingConfig
-from megamind_ray.core.demands import Demands
+from megamind_ray.core.demands import Demands, SliceTable
 from megamind_ray.core.ids import LoadId, NodeId, Rank
 from megamind_ray.core.manifest import FileChecksums, FileInfo, Manifest, Reference
 from megamind_ray.core.parallel import Parallel, Replicate, Rule, Shard
@@ -22,6 +22,7 @@ from megamind_ray.core.tensor import DType, TensorInfo
 from megamind_ray.core.topology import Node, Topology
 from megamind_ray.errors import CapacityError, RequestError
 from megamind_ray.planning import build_demands, build_plan, choose_keep_blocks, compile_agent, compile_rank, load_facts
+from megamind_ray.planning.grid import Grid, rows_of
 from megamind_ray.policies.placement.base import PlacementDecision, PlacementRequest, Seat
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -196,6 +197,48 @@ def test_a_sidecar_sets_the_grid_and_chunks_are_read_whole(node: MakeNode) -> No
     files = compile_rank(plan, manifest, Rank(0), LOAD).files
     assert files.reference_crc32[0].tolist() == [0, 1, 2, 3]
     assert files.reference_origin == "/m/megamind-checksums.json"
+
+
+@pytest.mark.parametrize(
+    ("chunk_kib", "gap_kib", "is_read"),
+    [(8192, 1023, True), (8192, 1024, False), (512, 511, True), (512, 512, False)],
+    ids=["below 1 MiB", "1 MiB", "below a small chunk", "a small chunk"],
+)
+def test_small_gaps_between_a_rank_s_own_columns_are_read_over(
+    chunk_kib: int, gap_kib: int, is_read: bool, node: MakeNode
+) -> None:
+    # 1024 rows of which rank 0 has the first half each, and nobody asks for the other.
+    manifest = checkpoint(2 * gap_kib)
+    demands = sharded(manifest, Parallel(tp=2), dim=1)
+    mine = demands.slices.consumers == demands.consumer_sets.index((0,))
+    rows = {name: getattr(demands.slices, name)[mine] for name in SliceTable.__slots__}
+    demands = replace(demands, slices=SliceTable(**rows))
+    plan = plan_of(manifest, demands, node("n0", [80, 80]), io=IoConfig(chunk_bytes=chunk_kib << 10))
+    assert demands.bytes_total == 1024 * gap_kib << 10
+    assert plan.bytes_from_storage - demands.bytes_total == (1023 * gap_kib << 10 if is_read else 0)
+
+
+@pytest.mark.parametrize(("dst_stride", "run_bytes"), [(4, 12), (8, 4)])
+def test_runs_become_one_only_if_they_touch_on_both_sides(dst_stride: int, run_bytes: int) -> None:
+    manifest = checkpoint(1)
+    values = dict.fromkeys(SliceTable.__slots__, 0) | {"src_offset": 1000, "run_bytes": 4, "num_runs": 3}
+    values |= {"src_stride_bytes": 4, "dst_stride_bytes": dst_stride}
+    table = SliceTable(**{name: np.array([value], np.int64) for name, value in values.items()})
+    grid = Grid(files=manifest.files, chunk_bytes=MIB, extent_bytes=MIB, max_gap_bytes=0)
+    rows = rows_of(table, grid)
+    assert (rows.end - rows.begin).tolist() == [12]
+    assert rows.run.tolist() == [run_bytes]
+
+
+def test_a_chunk_that_nobody_needs_is_not_read_though_it_is_a_small_gap(node: MakeNode) -> None:
+    manifest = checkpoint(1, 1, 1)
+    plan = plan_of(
+        manifest,
+        build_demands(manifest, Parallel(), include=["t0", "t2"]),
+        node("n0", [80]),
+        io=IoConfig(chunk_bytes=MIB, max_gap_bytes=MIB),
+    )
+    assert plan.bytes_from_storage == plan.bytes_total == 2 * MIB
 
 
 def test_a_gap_is_not_read_without_a_sidecar(node: MakeNode) -> None:

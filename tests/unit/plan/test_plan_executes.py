@@ -322,6 +322,10 @@ def test_extents_are_disjoint_and_on_the_grid(case: Case) -> None:
             on_grid = (border - info.data_begin) % chunk == 0 or border == info.size_bytes
             # Off the grid an extent begins and ends only where the demanded bytes do.
             assert on_grid or (needed[inside] and not case.sidecar)
+        first = (extent["begin"] - info.data_begin) // chunk
+        borders = np.arange(first, -(-(extent["end"] - info.data_begin) // chunk)) * chunk + info.data_begin
+        in_chunk = np.add.reduceat(needed[: extent["end"]].astype(np.int64), np.maximum(borders, extent["begin"]))
+        assert in_chunk.all(), "a chunk is read of which nobody needs a byte"
     covered = {file: np.zeros(len(needed), bool) for file, needed in demanded.items()}
     for extent in extents:
         covered[extent["file"]][extent["begin"] : extent["end"]] = True
