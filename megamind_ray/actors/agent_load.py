@@ -97,6 +97,7 @@ class AgentLoad:
         self._faults: list[Fault] = []
         self._rejected: dict[int, int] = {}
         self._bytes_sent = 0
+        self._error: MegamindError | None = None
         self._verified: set[Verification] = set()
         self._pool = BlockPool(
             credit_bytes=program.credit_bytes,
@@ -188,6 +189,7 @@ class AgentLoad:
                 peak_credit_bytes=self._pool.peak_bytes,
                 verified=_weakest(self._verified),
                 kept=Kept(num_blocks=len(kept), num_bytes=sum(block.nbytes for block in kept)),
+                error=self._error,
             )
 
     def close(self) -> dict[int, PooledBlock]:
@@ -216,10 +218,22 @@ class AgentLoad:
         return _Job(program, reader, BlockCutter(program.blocks, program.segments))
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=f"{name}-{self.load}", daemon=True)
+        thread = threading.Thread(target=self._guarded, args=(name, target), name=f"{name}-{self.load}", daemon=True)
         with self._lock:
             self._threads.append(thread)
         thread.start()
+
+    def _guarded(self, name: str, target: Callable[[], None]) -> None:
+        """Nobody is above a thread of the load: what ends one before its time ends the load, by way of ``status``."""
+        try:
+            target()
+        except PoolClosedError:
+            return
+        except Exception as error:  # noqa: BLE001 - kept, the planner asks for it
+            if not self._stop.is_set():
+                what = f"node {self._node}: {name}: {type(error).__name__}: {error}"
+                with self._lock:
+                    self._error = self._error or (error if isinstance(error, MegamindError) else ClusterError(what))
 
     def _read_all(self, job: _Job, rows: Iterable[int], ranks: frozenset[Rank] | None) -> None:
         try:
@@ -284,29 +298,18 @@ class AgentLoad:
     def _relay(self, peer: NodeId) -> None:
         acked: list[int] = []
         while not self._stop.is_set():
-            try:
-                deliveries = self._peers[peer].exchange(
-                    self.load,
-                    node_consumer(self._node),
-                    acked,
-                    limit=_RELAY_BATCH,
-                    timeout_s=self._config.deadlines.poll_s,
-                )
-                if deliveries is None:
-                    return
-                acked = [delivery.serial for delivery in deliveries]
-                for delivery in deliveries:
-                    self._take_in(delivery)
-            except PoolClosedError:
+            deliveries = self._peers[peer].exchange(
+                self.load,
+                node_consumer(self._node),
+                acked,
+                limit=_RELAY_BATCH,
+                timeout_s=self._config.deadlines.poll_s,
+            )
+            if deliveries is None:  # the load has ended there, and will be here
                 return
-            except MegamindError as error:
-                # Its loss shows to the planner as well, which decides; here it is only written down.
-                fault = Fault(
-                    kind="relay_ended", where=f"from node {peer}", action=f"stopped taking in blocks: {error}"
-                )
-                with self._lock:
-                    self._faults.append(fault)
-                return
+            acked = [delivery.serial for delivery in deliveries]
+            for delivery in deliveries:
+                self._take_in(delivery)
 
     def _take_in(self, delivery: Delivery) -> None:
         """Puts a replica of another node's block into this node's pool."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Generic, TypeVar
 
 import ray
 
 from megamind_ray.errors import ClusterError, MegamindError
 
-__all__ = ["ActorLostError", "cause_of", "settle", "wait_for", "wait_for_all"]
+__all__ = ["ActorLostError", "Watch", "cause_of", "raise_if_lost", "settle", "user_results", "wait_for", "wait_for_all"]
+
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class ActorLostError(ClusterError):
-    """The actor behind a call is gone, or its node is: asking again makes no sense."""
+    """The actor behind a call is gone, or its node is, or it is silent: asking again makes no sense."""
 
 
 def wait_for(ref: Any, *, timeout_s: float, what: str) -> Any:
@@ -54,9 +58,82 @@ def settle(refs: Sequence[Any], *, timeout_s: float, what: str) -> list[Any]:
     return settled
 
 
+def raise_if_lost(ended: Sequence[Any], *, timeout_s: float, what: str) -> None:
+    """Raises if one of these calls, which have all ended, ended with its actor.
+
+    Raises:
+        ActorLostError: An actor died.
+    """
+    for answer in settle(ended, timeout_s=timeout_s, what=what):
+        if isinstance(answer, ActorLostError):
+            raise answer
+
+
+def user_results(refs: Sequence[Any], *, timeout_s: float, what: str) -> list[Any]:
+    """The results of calls that ran user code and have all ended.
+
+    Raises:
+        Exception: What the user's code raised.
+        ClusterError: A result cannot be had.
+    """
+    try:
+        results: list[Any] = ray.get(list(refs), timeout=timeout_s)
+    except ray.exceptions.RayTaskError:
+        raise  # Ray makes it an instance of the class that the code raised, where that can be pickled
+    except ray.exceptions.RayError as error:
+        raise cause_of(error, what) from error
+    return results
+
+
+class Watch(Generic[Key]):
+    """Asks actors the same thing again and again, and does not wait for the slow ones: each has one question open.
+
+    Args:
+        patience_s: An actor that answers later than this is lost.
+        what: For messages.
+        clock: Monotonic.
+    """
+
+    def __init__(self, *, patience_s: float, what: str, clock: Callable[[], float] = monotonic) -> None:
+        self._patience_s = patience_s
+        self._what = what
+        self._clock = clock
+        self._open: dict[Key, tuple[Any, float]] = {}
+
+    def look(self, asks: Mapping[Key, Callable[[], Any]], *, timeout_s: float) -> dict[Key, Any]:
+        """Asks whom it may and takes what answers there are.
+
+        Args:
+            asks: How to ask each; whoever was asked before and is not in here any more is forgotten.
+            timeout_s: Longest wait for answers.
+
+        Returns:
+            Result or error, of those only that answered or are lost.
+        """
+        self._open = {key: question for key, question in self._open.items() if key in asks}
+        for key, ask in asks.items():
+            if key not in self._open:
+                self._open[key] = (ask(), self._clock())
+        asked = {ref: key for key, (ref, _) in self._open.items()}
+        ready = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)[0] if asked else []
+        answers = dict(
+            zip((asked[ref] for ref in ready), settle(ready, timeout_s=timeout_s, what=self._what), strict=True)
+        )
+        now = self._clock()
+        for key, (_, asked_s) in self._open.items():
+            if key not in answers and now - asked_s > self._patience_s:
+                answers[key] = ActorLostError(f"{self._what}: no answer within {self._patience_s:g} s")
+        for key in answers:
+            del self._open[key]
+        return answers
+
+
 def cause_of(error: BaseException, what: str) -> MegamindError:
     """The error of ours inside a Ray error; else an ``ActorLostError`` or a ``ClusterError`` that tells the rest."""
     cause = getattr(error, "cause", None)
+    if isinstance(cause, ActorLostError):
+        # It was lost to the actor that we asked, which answers, so it is not the one that is lost.
+        return ClusterError(f"{what}: {cause}")
     if isinstance(cause, MegamindError):
         return cause
     if isinstance(error, ray.exceptions.RayTaskError):

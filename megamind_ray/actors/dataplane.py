@@ -21,7 +21,11 @@ class DataPlane(Protocol):
     """A wire for blocks. The holder of a handle keeps the block alive; dropping the last handle frees it."""
 
     def put(self, data: UInt8Array) -> BlockHandle:
-        """Copies the bytes into the pool of this node."""
+        """Copies the bytes into the pool of this node.
+
+        Raises:
+            ClusterError: It does not take them.
+        """
 
     def get(self, handles: Sequence[BlockHandle], *, timeout_s: float) -> list[UInt8Array]:
         """The bytes of each handle, read-only, without a copy where they are on this node.
@@ -35,7 +39,13 @@ class RayObjectStore:
     """Blocks as uint8 numpy objects in Ray's object store. torch tensors would be copied on put and on get."""
 
     def put(self, data: UInt8Array) -> BlockHandle:
-        return ray.put(data)
+        try:
+            return ray.put(data)
+        except ray.exceptions.RayError as error:
+            raise ClusterError(
+                f"{data.nbytes} bytes could not be put into this node's pool ({error}); see `ray memory` for what "
+                "fills it"
+            ) from error
 
     def get(self, handles: Sequence[BlockHandle], *, timeout_s: float) -> list[UInt8Array]:
         try:

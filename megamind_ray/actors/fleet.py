@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from time import monotonic, sleep
+from typing import Any, Final, Protocol
 
 from megamind_ray.actors.boundary import settle, wait_for, wait_for_all
 from megamind_ray.actors.messages import AgentFacts, Lifetime, WorkerFacts
@@ -19,6 +21,9 @@ __all__ = ["Fleet", "GpuKey", "NodeResources", "Spawner"]
 
 GpuKey = tuple[NodeId, int]
 
+_FREED_S: Final = 10.0
+_FREED_EVERY_S: Final = 0.05
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResources:
@@ -29,12 +34,14 @@ class NodeResources:
         address: IP address.
         num_gpus: GPUs, physical or logical.
         free_gpus: Not taken by any actor.
+        pool_used_bytes: Of its object store, by whomever.
     """
 
     node: NodeId
     address: str
     num_gpus: int
     free_gpus: int
+    pool_used_bytes: int = 0
 
 
 class Spawner(Protocol):
@@ -88,42 +95,47 @@ class Fleet:
         Raises:
             ClusterError: An actor did not start in time; what was started with it is ended.
         """
-        self._nodes = {node.node: node for node in self._spawner.nodes()}
+        self._look()
         self._forget(node for node in list(self.agents) if node not in self._nodes)
-        self._ask_all()
+        self._await_freed(self._ask_all())
         if self._start_missing():
             self._ask_all()
 
-    def replace_worker(self, key: GpuKey) -> Any:
-        """Ends the worker of a GPU, if it still lives, and starts a new one on the same node.
+    def replace_worker(self, key: GpuKey, lost: Any) -> Any:
+        """Ends a lost worker and gives its GPU a new one.
 
-        Ray hands out GPUs by itself; with all others of the node taken, the new worker gets the same one.
+        Ray hands out GPUs by itself. Where workers of several GPUs of a node were lost at once, the new one may get
+        another of theirs: it stays there for the replacement that is to come, and the next one is started.
+
+        Args:
+            key: The GPU.
+            lost: The worker that it had; if it has another one by now, that one is the replacement.
 
         Raises:
-            ClusterError: It did not start in time, or got another GPU.
+            ClusterError: It did not start in time, or the GPU was taken by somebody else.
         """
-        node, gpu = key
-        old = self.workers.pop(key, None)
-        if old is not None:
-            self._spawner.kill(old)
-        handle = self._spawn_worker(self._nodes[node])
-        facts: WorkerFacts = wait_for(
-            handle.facts.remote(),
-            timeout_s=self._config.deadlines.actor_start_s,
-            what=f"replacing the worker of GPU {node}:{gpu}",
-        )
-        if facts.gpu != gpu:
-            self._spawner.kill(handle)
-            raise ClusterError(
-                f"GPU {node}:{gpu}: its new worker was given GPU {facts.gpu}; the GPU was taken meanwhile"
-            )
-        self.workers[key] = handle
-        self.worker_facts[key] = facts
-        return handle
+        if self.workers.get(key, lost) is not lost:
+            return self.workers[key]
+        self._spawner.kill(lost)
+        self.workers.pop(key, None)
+        resources = self._nodes[key[0]]
+        for _ in range(resources.num_gpus):
+            got, handle = self._start_worker(resources)
+            if got == key:
+                return handle
+        raise ClusterError(f"GPU {key[0]}:{key[1]}: its new worker was given another GPU; it was taken meanwhile")
 
     def holds(self, key: GpuKey, worker: Any) -> bool:
         """Whether this very worker still has the GPU; a replaced one took its models with it."""
         return self.workers.get(key) is worker
+
+    def has_agent(self, node: NodeId, agent: Any) -> bool:
+        """Whether this very agent is still there; a lost one took its blocks with it."""
+        return self.agents.get(node) is agent
+
+    def pool_used_bytes(self) -> dict[NodeId, int]:
+        """What is in the object store of each node now, of whomever, as Ray has it."""
+        return {node.node: node.pool_used_bytes for node in self._spawner.nodes()}
 
     def topology(self) -> Topology:
         """The fleet as a topology, from the latest facts. Link rates are not measured here: nominal ones stand."""
@@ -154,13 +166,16 @@ class Fleet:
 
     def shut_down(self) -> None:
         """Ends all workers and agents."""
-        for handle in (*self.workers.values(), *self.agents.values()):
+        for handle in (*list(self.workers.values()), *list(self.agents.values())):
             self._spawner.kill(handle)
         self.workers.clear()
         self.agents.clear()
 
-    def _ask_all(self) -> None:
-        """Updates the facts of all actors and forgets those that died while nobody looked."""
+    def _look(self) -> None:
+        self._nodes = {node.node: node for node in self._spawner.nodes()}
+
+    def _ask_all(self) -> Counter[NodeId]:
+        """Updates the facts of all actors and ends those that do not answer; the number of lost workers by node."""
         agents, workers = list(self.agents), list(self.workers)
         answers = settle(
             [self.agents[node].facts.remote() for node in agents]
@@ -174,11 +189,31 @@ class Fleet:
                 self.agent_facts[node] = answer
             else:
                 self._spawner.kill(self.agents.pop(node))
+        lost: Counter[NodeId] = Counter()
         for key, answer in zip(workers, answers[len(agents) :], strict=True):
             if isinstance(answer, WorkerFacts):
                 self.worker_facts[key] = answer
             else:
                 self._spawner.kill(self.workers.pop(key))
+                lost[key[0]] += 1
+        return lost
+
+    def _await_freed(self, lost: Counter[NodeId]) -> None:
+        """Waits until Ray counts the GPUs of lost workers as free; it learns of a death a moment after we do.
+
+        A GPU that somebody else takes in this moment does not become free: then the load does without it.
+        """
+        until_s = monotonic() + _FREED_S
+        while lost and monotonic() < until_s:
+            self._look()
+            if all(node not in self._nodes or self._nodes[node].free_gpus >= num for node, num in lost.items()):
+                return
+            sleep(_FREED_EVERY_S)
+
+    def _num_startable(self, node: NodeResources) -> int:
+        """Free GPUs; what Ray says may be older than our own workers."""
+        num_own = sum(1 for key in self.workers if key[0] == node.node)
+        return min(node.free_gpus, node.num_gpus - num_own)
 
     def _start_missing(self) -> bool:
         """Starts what is missing; says whether anything was."""
@@ -188,8 +223,9 @@ class Fleet:
             if resources.num_gpus == 0:
                 continue
             if node not in self.agents:
-                agents[node] = self._spawner.agent(agent_name(self.name, node), node, self.lifetime)
-            workers += [(node, self._spawn_worker(resources)) for _ in range(resources.free_gpus)]
+                name = agent_name(self.name, node, _serial())
+                agents[node] = self._spawner.agent(name, node, self.lifetime)
+            workers += [(node, self._spawn_worker(resources)) for _ in range(self._num_startable(resources))]
         try:
             answers = wait_for_all(
                 [handle.facts.remote() for handle in (*agents.values(), *(worker for _, worker in workers))],
@@ -206,11 +242,35 @@ class Fleet:
         return bool(answers)
 
     def _spawn_worker(self, on: NodeResources) -> Any:
-        name = worker_name(self.name, on.node, uuid.uuid4().hex[:8])
+        name = worker_name(self.name, on.node, _serial())
         return self._spawner.worker(name, on, self.lifetime, self._device_memory_bytes)
+
+    def _start_worker(self, on: NodeResources) -> tuple[GpuKey, Any]:
+        """Starts a worker and waits until it says which GPU it got; whatever was there before has lost it."""
+        handle = self._spawn_worker(on)
+        try:
+            facts: WorkerFacts = wait_for(
+                handle.facts.remote(),
+                timeout_s=self._config.deadlines.actor_start_s,
+                what=f"replacing a worker on node {on.node}",
+            )
+        except BaseException:
+            self._spawner.kill(handle)
+            raise
+        key = (on.node, facts.gpu)
+        if key in self.workers:
+            self._spawner.kill(self.workers[key])
+        self.workers[key] = handle
+        self.worker_facts[key] = facts
+        return key, handle
 
     def _forget(self, nodes: Iterable[NodeId]) -> None:
         for node in nodes:
             self.agents.pop(node, None)
             for key in [key for key in self.workers if key[0] == node]:
                 del self.workers[key]
+
+
+def _serial() -> str:
+    """Sets a new actor's name apart: the name of one that was just ended may be taken for a while."""
+    return uuid.uuid4().hex[:8]

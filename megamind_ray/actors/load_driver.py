@@ -6,13 +6,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 import pyarrow.compute as pc
 import ray
 
-from megamind_ray.actors.boundary import ActorLostError, settle, wait_for, wait_for_all
+from megamind_ray.actors.boundary import ActorLostError, Watch, settle, wait_for, wait_for_all
 from megamind_ray.actors.fleet import Fleet, GpuKey
 from megamind_ray.actors.messages import AgentStatus, ExtentFailure, RankResult, WorkerStatus
 from megamind_ray.config import Config
@@ -24,13 +25,13 @@ from megamind_ray.core.load_machine import LoadMachine, LoadState
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.progress import RankProgress
-from megamind_ray.core.report import Fault
+from megamind_ray.core.report import Fault, Kept
 from megamind_ray.errors import ClusterError, MegamindError
 from megamind_ray.planning import compile_agent, compile_rank, load_facts
 
 __all__ = ["LoadDriver", "Transfer", "TransferResult"]
 
-_POLL_S = 0.25  # how often the planner looks; progress itself does not wait for it
+_POLL_S: Final = 0.25  # how often the planner looks; progress itself does not wait for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +55,28 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferResult:
-    """What came of it."""
+    """What came of it.
+
+    Attributes:
+        ranks: By rank.
+        agents: By node.
+        faults: What the load machine did about, in order.
+        generations: Of each rank at the end.
+        workers: The actors that hold the ranks.
+    """
 
     ranks: tuple[RankResult, ...]
     agents: Mapping[NodeId, AgentStatus]
     faults: tuple[Fault, ...]
     generations: Mapping[Rank, Generation]
+    workers: Mapping[Rank, Any]
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What the driver knows of a node or a rank from its last answer."""
+    """What the driver knows of a node from its last answer."""
 
-    status: Any
+    status: AgentStatus
     num_failures: int = 0
 
 
@@ -76,7 +86,6 @@ class _Running:
 
     rank: Rank
     generation: Generation
-    asked: Any = None
     status: WorkerStatus = field(default_factory=WorkerStatus)
     num_failures: int = 0
 
@@ -95,12 +104,19 @@ class LoadDriver:
         self.machine = LoadMachine(load_facts(plan, max_worker_restarts=config.load.max_worker_restarts))
         ranks = plan.tables["ranks"].to_pylist()
         self._gpu_of: dict[Rank, GpuKey] = {Rank(row["rank"]): (NodeId(row["node"]), row["gpu"]) for row in ranks}
+        # The very actors of this load: the fleet may have given a GPU to another one before we notice a loss.
+        self._workers: dict[Rank, Any] = {rank: fleet.workers[key] for rank, key in self._gpu_of.items()}
         self._bytes_of = _bytes_by_rank(plan)
         self._events: deque[ev.Event] = deque()
         self._running: dict[Any, _Running] = {}
         self._results: dict[Rank, RankResult] = {}
         self._agents = {node: _Seen(AgentStatus()) for node in self.machine.facts.nodes}
         self._faults: list[Fault] = []
+        call_s = config.deadlines.call_s
+        self._agent_watch = Watch[NodeId](patience_s=call_s, what="asking a node agent for its status", clock=clock)
+        self._worker_watch = Watch[tuple[Rank, Generation]](
+            patience_s=call_s, what="asking a worker for its progress", clock=clock
+        )
         self._error: MegamindError | None = None
         self._cancel = threading.Event()
         self._cancel_reason = ""
@@ -147,6 +163,7 @@ class LoadDriver:
             agents=agents,
             faults=tuple(self._faults),
             generations=dict(self.machine.generations),
+            workers=dict(self._workers),
         )
 
     def _open(self) -> None:
@@ -200,13 +217,13 @@ class LoadDriver:
     def _start_rank(self, rank: Rank, generation: Generation) -> None:
         key = self._gpu_of[rank]
         program = compile_rank(self._transfer.plan, self._transfer.manifest, rank, self._transfer.load)
-        ref = self._fleet.workers[key].load.remote(program, self._fleet.agents[key[0]], generation, self._config)
+        ref = self._workers[rank].load.remote(program, self._fleet.agents[key[0]], generation, self._config)
         self._running[ref] = _Running(rank, generation)
 
     def _replace_worker(self, rank: Rank, generation: Generation) -> None:
         node, gpu = self._gpu_of[rank]
         try:
-            self._fleet.replace_worker((node, gpu))
+            self._workers[rank] = self._fleet.replace_worker((node, gpu), self._workers[rank])
         except MegamindError as error:
             self._events.append(ev.RankFailed(rank=rank, generation=generation, error=error))
             return
@@ -241,6 +258,9 @@ class LoadDriver:
 
     def _collect(self) -> None:
         """Waits a moment for ranks to end, then asks everybody how they are."""
+        if self._cancel.is_set():
+            self._events.append(ev.CancelRequested(reason=self._cancel_reason))
+            return
         ended: list[Any] = []
         if self._running:
             ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_POLL_S)
@@ -250,32 +270,50 @@ class LoadDriver:
             self._ask_agents()
             self._ask_workers()
             self._check_stall()
-        if self._cancel.is_set():
-            self._events.append(ev.CancelRequested(reason=self._cancel_reason))
 
     def _rank_ended(self, ref: Any, running: _Running) -> None:
         rank, generation = running.rank, running.generation
         (answer,) = settle([ref], timeout_s=self._config.deadlines.call_s, what=self._describe(rank))
         if isinstance(answer, RankResult):
             self._results[rank] = answer
-            self._events.append(ev.RankDone(rank=rank, generation=generation))
+            if len(self._results) == len(self._gpu_of):
+                self._make_sure_of_all()
+            if rank in self._results:
+                self._events.append(ev.RankDone(rank=rank, generation=generation))
         elif isinstance(answer, ActorLostError):
-            self._events.append(ev.WorkerLost(rank=rank, generation=generation, reason=str(answer)))
+            self._lost(rank, answer)
         else:
             self._events.append(ev.RankFailed(rank=rank, generation=generation, error=answer))
+
+    def _make_sure_of_all(self) -> None:
+        """Before the last rank counts as done: whether the others, some done for long, still live."""
+        ranks = list(self._results)
+        answers = settle(
+            [self._ask_progress(rank) for rank in ranks],
+            timeout_s=self._config.deadlines.call_s,
+            what="asking a worker whether it still has its rank",
+        )
+        for rank, answer in zip(ranks, answers, strict=True):
+            if isinstance(answer, MegamindError):
+                self._lost(rank, answer)
+
+    def _lost(self, rank: Rank, error: MegamindError) -> None:
+        """The worker of a rank died or is silent; its call, if one is open, no longer counts."""
+        self._results.pop(rank, None)
+        self._running = {ref: one for ref, one in self._running.items() if one.rank != rank}
+        generation = self.machine.generations[rank]
+        self._events.append(ev.WorkerLost(rank=rank, generation=generation, reason=str(error)))
 
     def _describe(self, rank: Rank) -> str:
         node, gpu = self._gpu_of[rank]
         return f"rank {rank} on GPU {node}:{gpu}"
 
     def _ask_agents(self) -> None:
-        nodes = list(self._agents)
-        answers = settle(
-            [self._fleet.agents[node].status.remote(self._transfer.load) for node in nodes],
-            timeout_s=self._config.deadlines.call_s,
-            what="asking a node agent for its status",
+        answers = self._agent_watch.look(
+            {node: partial(self._fleet.agents[node].status.remote, self._transfer.load) for node in self._agents},
+            timeout_s=_POLL_S,
         )
-        for node, answer in zip(nodes, answers, strict=True):
+        for node, answer in answers.items():
             if isinstance(answer, MegamindError):
                 self._events.append(ev.AgentLost(node=node, reason=str(answer)))
                 continue
@@ -283,32 +321,31 @@ class LoadDriver:
             seen.status = answer
             self._report_failures(answer.failures[seen.num_failures :])
             seen.num_failures = len(answer.failures)
+            if answer.error is not None:
+                self._events.append(ev.AgentFailed(node=node, error=answer.error))
 
     def _ask_workers(self) -> None:
         """Progress of the ranks that load; of those that are done, whether they still live."""
         running = {one.rank: one for one in self._running.values()}
-        ranks = [rank for rank in self._gpu_of if rank in running or rank in self._results]
-        answers = settle(
-            [
-                self._fleet.workers[self._gpu_of[rank]].progress.remote(
-                    self._transfer.load, self.machine.generations[rank]
-                )
-                for rank in ranks
-            ],
-            timeout_s=self._config.deadlines.call_s,
-            what="asking a worker for its progress",
+        answers = self._worker_watch.look(
+            {
+                (rank, self.machine.generations[rank]): partial(self._ask_progress, rank)
+                for rank in self._gpu_of
+                if rank in running or rank in self._results
+            },
+            timeout_s=_POLL_S,
         )
-        for rank, answer in zip(ranks, answers, strict=True):
-            if rank in running:
-                if isinstance(answer, WorkerStatus):  # the loss of a worker that loads shows in its load call
-                    one = running[rank]
-                    one.status = answer
-                    self._report_failures(answer.failures[one.num_failures :])
-                    one.num_failures = len(answer.failures)
-            elif isinstance(answer, ActorLostError):
-                del self._results[rank]
-                generation = self.machine.generations[rank]
-                self._events.append(ev.WorkerLost(rank=rank, generation=generation, reason=str(answer)))
+        for (rank, _), answer in answers.items():
+            if isinstance(answer, ActorLostError):
+                self._lost(rank, answer)
+            elif isinstance(answer, WorkerStatus) and rank in running:
+                one = running[rank]
+                one.status = answer
+                self._report_failures(answer.failures[one.num_failures :])
+                one.num_failures = len(answer.failures)
+
+    def _ask_progress(self, rank: Rank) -> Any:
+        return self._workers[rank].progress.remote(self._transfer.load, self.machine.generations[rank])
 
     def _report_failures(self, failures: tuple[ExtentFailure, ...]) -> None:
         for failure in failures:
@@ -337,23 +374,25 @@ class LoadDriver:
             )
 
     def _close(self, *, keep: bool) -> dict[NodeId, AgentStatus]:
-        """Ends the load on all agents, and on failure on all workers; the arenas are free when it returns."""
-        close_s = self._config.deadlines.close_s
+        """Ends the load on all agents, and on failure on all workers, within ``deadlines.close_s``.
+
+        The arenas of all workers that answer in time are free when it returns.
+        """
+        until_s = self._clock() + self._config.deadlines.close_s
         load = self._transfer.load
-        if not keep:
-            workers = {self._fleet.workers[key] for key in self._gpu_of.values() if key in self._fleet.workers}
-            settle([worker.abort.remote(load) for worker in workers], timeout_s=close_s, what="stopping a worker")
+        aborts = [] if keep else [worker.abort.remote(load) for worker in self._workers.values()]
         nodes = [node for node in self._agents if node in self._fleet.agents]
+        closes = [self._fleet.agents[node].close_load.remote(load, keep) for node in nodes]
         answers = settle(
-            [self._fleet.agents[node].close_load.remote(load, keep) for node in nodes],
-            timeout_s=close_s,
-            what="closing the load on a node agent",
+            [*closes, *aborts], timeout_s=self._config.deadlines.close_s, what="closing the load on a node or worker"
         )
-        if not keep and self._running:
-            settle(list(self._running), timeout_s=close_s, what="waiting for a worker to stop")
-        return {
-            node: answer if isinstance(answer, AgentStatus) else self._agents[node].status
-            for node, answer in zip(nodes, answers, strict=True)
+        if not keep:
+            rest_s = max(0.0, until_s - self._clock())
+            settle(list(self._running), timeout_s=rest_s, what="waiting for a worker to stop")
+        # An agent that does not answer has kept nothing that anybody could find again.
+        lost = {node: replace(self._agents[node].status, kept=Kept()) for node in self._agents}
+        return lost | {
+            node: answer for node, answer in zip(nodes, answers, strict=False) if isinstance(answer, AgentStatus)
         }
 
 

@@ -76,12 +76,14 @@ class PlannerFacts:
         fleet: Its fleet.
         lifetime: Of the fleet.
         owner: What the client that started it called itself; others must not end it.
+        device_memory_bytes: Arena budget of each worker; None: what was free.
     """
 
     version: str
     fleet: str
     lifetime: Lifetime
     owner: str
+    device_memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +183,7 @@ class AgentStatus:
         peak_credit_bytes: Most that was reserved at a time.
         verified: Weakest verification of any chunk so far.
         kept: Blocks that stay in the pool.
+        error: Why the node cannot go on, if it cannot.
     """
 
     bytes_read: int = 0
@@ -191,6 +194,7 @@ class AgentStatus:
     peak_credit_bytes: int = 0
     verified: Verification = "none"
     kept: Kept = field(default_factory=Kept)
+    error: MegamindError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ def planner_name(fleet: str) -> str:
     return f"{fleet}/planner"
 
 
-def agent_name(fleet: str, node: NodeId) -> str:
-    return f"{fleet}/agent/{node}"
+def agent_name(fleet: str, node: NodeId, serial: str) -> str:
+    return f"{fleet}/agent/{node}/{serial}"
 
 
 def worker_name(fleet: str, node: NodeId, serial: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from time import monotonic
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,15 +35,28 @@ from megamind_ray.planning import RuleSource, build_demands, build_plan, choose_
 
 __all__ = ["Planner"]
 
+_CANCEL_EVERY_S: Final = 0.1  # how often a load that queues looks whether it is still wanted
+_SETTLE_S: Final = 2.0  # how long Ray may take to count blocks that were just let go as free
+_SETTLE_EVERY_S: Final = 0.1
+_NOT_OURS: Final = 0.05  # part of an object store that others may fill before it is worth that wait
+
 
 @dataclass(slots=True)
 class _Model:
-    """A loaded model. ``workers`` are the handles that hold its ranks: a replaced worker no longer does."""
+    """A loaded model.
+
+    Attributes:
+        info: As of its load.
+        plan: What was planned.
+        workers: The handles that hold its ranks: a replaced worker no longer does.
+        kept: By node the handle that keeps blocks of it, and their bytes; a lost agent keeps none.
+        report: What loading it moved.
+    """
 
     info: ModelInfo
     plan: Plan
     workers: dict[Rank, tuple[GpuKey, Any]]
-    kept_bytes: dict[NodeId, int]
+    kept: dict[NodeId, tuple[Any, int]]
     report: LoadReport
 
 
@@ -58,14 +72,17 @@ class _Ticket:
     @contextmanager
     def timed(self, phase: Phase) -> Iterator[None]:
         """Measures a phase, and stops before it if the client gave up."""
-        if self.cancelled is not None:
-            raise ClusterError(f"the load was cancelled: {self.cancelled}")
+        self.raise_if_cancelled()
         self.phase = phase
         begin = monotonic()
         try:
             yield
         finally:
             self.seconds[phase] = monotonic() - begin
+
+    def raise_if_cancelled(self) -> None:
+        if self.cancelled is not None:
+            raise ClusterError(f"the load was cancelled: {self.cancelled}")
 
 
 class Planner:
@@ -86,6 +103,7 @@ class Planner:
         self._owner = owner
         self._lifetime: Lifetime = lifetime
         self._config = config
+        self._device_memory_bytes = device_memory_bytes
         self._fallback_rules = fallback_rules
         self._fleet = Fleet(
             fleet, lifetime=lifetime, config=config, spawner=spawner, device_memory_bytes=device_memory_bytes
@@ -110,7 +128,13 @@ class Planner:
                 f"fleet {self._name!r} runs megamind-ray {__version__}, this client is {version}; use the same "
                 f"release, or end the fleet with `megamind down --fleet {self._name}` and start it anew"
             )
-        return PlannerFacts(version=__version__, fleet=self._name, lifetime=self._lifetime, owner=self._owner)
+        return PlannerFacts(
+            version=__version__,
+            fleet=self._name,
+            lifetime=self._lifetime,
+            owner=self._owner,
+            device_memory_bytes=self._device_memory_bytes,
+        )
 
     @in_group("moves")
     def load(self, ticket_id: str, request: LoadRequest) -> LoadReport:
@@ -121,8 +145,12 @@ class Planner:
         """
         ticket = self._tickets.setdefault(ticket_id, _Ticket())
         try:
-            with self._moves:
+            while not self._moves.acquire(timeout=_CANCEL_EVERY_S):
+                ticket.raise_if_cancelled()
+            try:
                 return self._load(ticket, request)
+            finally:
+                self._moves.release()
         finally:
             self._tickets.pop(ticket_id, None)
 
@@ -151,7 +179,10 @@ class Planner:
     @in_group("control")
     def models(self) -> tuple[ModelInfo, ...]:
         """What is loaded."""
-        return tuple(model.info for model in list(self._models.values()))
+        return tuple(
+            replace(model.info, kept_bytes=sum(self._kept_bytes(model).values()))
+            for model in list(self._models.values())
+        )
 
     @in_group("control")
     def report(self, name: str) -> LoadReport:
@@ -262,11 +293,32 @@ class Planner:
                 "the cluster has no free GPU for this fleet; `ray status` shows who holds them. On a machine without "
                 "GPUs start Ray with logical ones (connect(num_gpus=N), or `ray start --num-gpus N`)"
             )
-        taken = dict.fromkeys((node.id for node in topology.nodes), 0)
+        kept: Counter[NodeId] = Counter()
         for model in self._models.values():
-            for node_id, num_bytes in model.kept_bytes.items():
-                taken[node_id] = taken.get(node_id, 0) + num_bytes
-        return replace(topology, nodes=tuple(replace(node, pool_taken_bytes=taken[node.id]) for node in topology.nodes))
+            kept.update(self._kept_bytes(model))
+        used = self._pool_used_bytes(topology, kept)
+        nodes = (replace(node, pool_taken_bytes=max(kept[node.id], used.get(node.id, 0))) for node in topology.nodes)
+        return replace(topology, nodes=tuple(nodes))
+
+    def _pool_used_bytes(self, topology: Topology, kept: Mapping[NodeId, int]) -> Mapping[NodeId, int]:
+        """What is in each object store, of whomever: with it full, our blocks would push the user's objects to disk."""
+        until_s = monotonic() + _SETTLE_S
+        while True:
+            used = self._fleet.pool_used_bytes()
+            settled = all(
+                used.get(node.id, 0) <= kept.get(node.id, 0) + _NOT_OURS * node.pool_bytes for node in topology.nodes
+            )
+            if settled or monotonic() > until_s:
+                return used
+            sleep(_SETTLE_EVERY_S)
+
+    def _kept_bytes(self, model: _Model) -> dict[NodeId, int]:
+        """Bytes that the model keeps in the pools now."""
+        return {
+            node: num_bytes
+            for node, (agent, num_bytes) in list(model.kept.items())
+            if self._fleet.has_agent(node, agent)
+        }
 
     def _transfer(
         self, name: ModelName, plan: Plan, manifest: Manifest, topology: Topology, config: Config
@@ -291,7 +343,7 @@ class Planner:
 
     def _loaded(self, transfer: Transfer, result: TransferResult, report: LoadReport, request: LoadRequest) -> _Model:
         plan = transfer.plan
-        kept_bytes = {node: status.kept.num_bytes for node, status in result.agents.items()}
+        kept = {node: (self._fleet.agents.get(node), one.kept.num_bytes) for node, one in result.agents.items()}
         rows = plan.tables["ranks"].to_pylist()
         keys: dict[Rank, GpuKey] = {Rank(row["rank"]): (NodeId(row["node"]), row["gpu"]) for row in rows}
         return _Model(
@@ -301,32 +353,27 @@ class Planner:
                 uri=request.uri,
                 parallel=request.parallel,
                 num_bytes=plan.bytes_to_device,
-                kept_bytes=sum(kept_bytes.values()),
+                kept_bytes=sum(num_bytes for _, num_bytes in kept.values()),
                 loaded_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 ranks=tuple((rank, *keys[rank], result.generations[rank]) for rank in sorted(keys)),
             ),
             plan=plan,
-            workers={rank: (key, self._fleet.workers[key]) for rank, key in keys.items()},
-            kept_bytes=kept_bytes,
+            workers={rank: (key, result.workers[rank]) for rank, key in keys.items()},
+            kept=kept,
             report=report,
         )
 
     def _free(self, model: _Model) -> None:
         load = model.info.load
         workers = [worker for key, worker in model.workers.values() if self._fleet.holds(key, worker)]
-        answers = settle(
-            [worker.unload.remote(load) for worker in workers],
-            timeout_s=self._config.deadlines.call_s,
-            what=f"unloading {model.info.name}",
-        )
-        for answer in answers:
+        deadlines = self._config.deadlines
+        drops = [agent.unload.remote(load) for agent in self._fleet.agents.values()]
+        frees = [worker.unload.remote(load) for worker in workers]
+        # A worker waits close_s for user code that still holds tensors.
+        timeout_s = deadlines.call_s + deadlines.close_s
+        for answer in settle([*drops, *frees], timeout_s=timeout_s, what=f"unloading {model.info.name}"):
             if isinstance(answer, MegamindError) and not isinstance(answer, ActorLostError):
                 raise answer
-        settle(
-            [agent.unload.remote(load) for agent in self._fleet.agents.values()],
-            timeout_s=self._config.deadlines.call_s,
-            what=f"dropping kept blocks of {model.info.name}",
-        )
 
     def _model(self, name: str) -> _Model:
         model = self._models.get(ModelName(name))

@@ -19,7 +19,7 @@ from megamind_ray.core.ids import NodeId
 from megamind_ray.errors import ClusterError
 from megamind_ray.planning import RuleSource
 
-__all__ = ["RaySpawner", "end_fleet", "fleet_actors", "running_planner", "start_planner"]
+__all__ = ["RaySpawner", "end_fleet", "fleet_actors", "forget_planner", "running_planner", "start_planner"]
 
 # Threads per concurrency group. ``exchange`` is a long poll: one thread for each rank of a node and each other node.
 _AGENT_GROUPS: Final = {"control": 4, "exchange": 96}
@@ -31,13 +31,14 @@ class RaySpawner:
     """Starts actors on given nodes. Picklable: it travels into the planner."""
 
     def nodes(self) -> list[NodeResources]:
-        free = _free_gpus()
+        free = _free_resources()
         return [
             NodeResources(
                 node=NodeId(row["NodeID"]),
                 address=row["NodeManagerAddress"],
                 num_gpus=int(row["Resources"].get("GPU", 0)),
-                free_gpus=int(free.get(row["NodeID"], 0)),
+                free_gpus=int(free.get(row["NodeID"], {}).get("GPU", 0)),
+                pool_used_bytes=_used(row["Resources"], free.get(row["NodeID"], {}), "object_store_memory"),
             )
             for row in sorted(ray.nodes(), key=lambda row: (row["NodeManagerAddress"], row["NodeID"]))
             if row["Alive"]
@@ -97,6 +98,11 @@ def running_planner(fleet: str) -> Any | None:
         return None
 
 
+def forget_planner(dead: Any) -> None:
+    """Lets the process that started a planner find its successor: it remembers the dead one under its name."""
+    ray.kill(dead, no_restart=True)
+
+
 def fleet_actors(fleet: str) -> list[str]:
     """Names of the living actors of a fleet."""
     rows = ray.util.list_named_actors(all_namespaces=True)
@@ -129,11 +135,16 @@ def _on(node: NodeId) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node_id=node, soft=False)
 
 
-def _free_gpus() -> Mapping[str, float]:
-    """Free GPUs per node id. Ray has no public call for this (``ray.available_resources`` sums over nodes)."""
+def _used(total: Mapping[str, float], free: Mapping[str, float], name: str) -> int:
+    """0 where Ray does not say: a resource of which nothing is free is left out of the one, not of the other."""
+    return int(total.get(name, 0) - free.get(name, 0)) if free else 0
+
+
+def _free_resources() -> Mapping[str, Mapping[str, float]]:
+    """Free resources by node id. Ray has no public call for this (``ray.available_resources`` sums over nodes)."""
     from ray._private.state import available_resources_per_node
 
     per_node = cast(Mapping[str, Mapping[str, float]], available_resources_per_node())
     if not per_node:
         raise ClusterError("Ray does not say which resources are free; is the cluster still up? See `ray status`")
-    return {node: resources.get("GPU", 0.0) for node, resources in per_node.items()}
+    return per_node

@@ -8,6 +8,7 @@ from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.errors import MegamindError
 
 __all__ = [
+    "AgentFailed",
     "AgentLost",
     "CancelRequested",
     "DeadlinePassed",
@@ -79,6 +80,14 @@ class AgentLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentFailed:
+    """The agent of a node lives, but cannot go on with this load."""
+
+    node: NodeId
+    error: MegamindError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
     """The user, or the end of the driver."""
 
@@ -100,6 +109,7 @@ Event = (
     | RankFailed
     | ExtentFailed
     | AgentLost
+    | AgentFailed
     | CancelRequested
     | DeadlinePassed
 )

@@ -176,6 +176,9 @@ class LoadMachine:
             )
         )
 
+    def _agent_failed(self, event: ev.AgentFailed) -> Iterable[ins.Instruction]:
+        yield from self._abort(event.error)
+
     def _cancelled(self, event: ev.CancelRequested) -> Iterable[ins.Instruction]:
         yield from self._abort(ClusterError(f"the load was cancelled: {event.reason}"))
 
@@ -203,6 +206,7 @@ _HANDLERS: Mapping[type, Callable[[LoadMachine, Any], Iterable[ins.Instruction]]
     ev.RankFailed: LoadMachine._rank_failed,
     ev.ExtentFailed: LoadMachine._extent_failed,
     ev.AgentLost: LoadMachine._agent_lost,
+    ev.AgentFailed: LoadMachine._agent_failed,
     ev.CancelRequested: LoadMachine._cancelled,
     ev.DeadlinePassed: LoadMachine._deadline,
 }

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import ray
+
 import megamind_ray as mm
 from megamind_ray.testing.checkpoints import llama_checkpoint
 from megamind_ray.testing.store_stats import StoreStats, store_stats
@@ -46,3 +49,15 @@ def test_1_gb_through_a_256_mib_pool_spills_nothing(cluster: mm.Cluster, tmp_pat
     assert max(one.used_bytes for one in samples) > 0, "no sample fell into the load"
     assert {one.spilled_bytes for one in samples} == {0}
     assert {one.fallback_bytes for one in samples} == {0}
+
+
+def test_what_the_user_has_in_the_store_is_not_pushed_to_disk(cluster: mm.Cluster, tmp_path: Path) -> None:
+    """Three quarters of it are the user's; blocks take what is left, kept ones too."""
+    before = store_stats(cluster.address)
+    mine = [ray.put(np.ones(19 << 20, np.uint8)) for _ in range(8)]
+    folder = llama_checkpoint(tmp_path / "larger", total_bytes=200 << 20)
+    model = cluster.load(folder, mm.Parallel(tp=2), keep=True)
+    cluster.unload(model.name)
+    assert len(mine) == 8
+    assert model.report.kept.bytes_not_kept > 0
+    assert store_stats(cluster.address).spilled_bytes == before.spilled_bytes

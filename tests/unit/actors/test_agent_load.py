@@ -21,7 +21,7 @@ from megamind_ray.core.plan import Plan
 from megamind_ray.core.topology import Gpu, Node, Topology
 from megamind_ray.device.arena import HostArena
 from megamind_ray.engine.session import RankSession
-from megamind_ray.errors import IntegrityError
+from megamind_ray.errors import ClusterError, IntegrityError
 from megamind_ray.io import open_manifest
 from megamind_ray.planning import build_demands, build_plan, choose_keep_blocks, compile_agent, compile_rank
 from megamind_ray.testing.checkpoints import llama_checkpoint
@@ -328,3 +328,25 @@ def test_closing_in_the_middle_stops_readers_that_wait_for_credit(build: Build) 
         agent.exchange(rank_consumer(0), Generation(0), acked=[], limit=1, timeout_s=BOUND_S)
     assert not [thread for thread in agent._threads if thread.is_alive()]
     assert cluster.plane.live_bytes == 0
+
+
+def test_a_relay_that_breaks_off_is_told_whatever_broke_it(build: Build) -> None:
+    """Else its ranks would wait for the blocks until the whole load counts as stalled."""
+
+    class Broken:
+        def exchange(
+            self, load: LoadId, consumer: Consumer, acked: Sequence[int], *, limit: int, timeout_s: float
+        ) -> tuple[Delivery, ...] | None:
+            raise ZeroDivisionError("a bug in the wire")
+
+    cluster = build(Parallel(tp=4), gpus_per_node=2)
+    agent = cluster.agents[NodeId("n0")]
+    agent._peers = {NodeId("n1"): Broken()}
+    assert agent.status().error is None
+    agent.start()
+    (relay,) = [thread for thread in agent._threads if thread.name.startswith("relay")]
+    relay.join(BOUND_S)
+    error = agent.status().error
+    assert isinstance(error, ClusterError)
+    assert "n0" in str(error)
+    assert "a bug in the wire" in str(error)

@@ -165,6 +165,7 @@ def test_a_direct_extent_that_failed_comes_from_a_pool_from_then_on() -> None:
     ("event", "text"),
     [
         (ev.AgentLost(node=A, reason=LOST), "node a"),
+        (ev.AgentFailed(node=A, error=ClusterError("its pool takes no block")), "takes no block"),
         (ev.CancelRequested(reason="Ctrl-C"), "Ctrl-C"),
         (ev.DeadlinePassed(what="no byte moved for 120 s"), "no byte moved"),
     ],
