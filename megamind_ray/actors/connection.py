@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from dataclasses import dataclass
 
 import ray
@@ -9,7 +11,10 @@ import ray
 from megamind_ray.actors.names import NAMESPACE
 from megamind_ray.errors import ClusterError, RequestError
 
-__all__ = ["Connection", "connect_ray", "find_cluster"]
+__all__ = ["Connection", "connect_ray", "current_job", "find_cluster"]
+
+_lock = threading.Lock()
+_num_open = 0  # connections of ours that share this process's one connection to Ray, if we made it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +24,7 @@ class Connection:
     Attributes:
         address: Of the cluster's GCS.
         started: A local cluster was started for it.
-        joined: This process was not connected before; who closes it may disconnect.
+        joined: We connected this process, not its user; who closes the last such connection disconnects.
     """
 
     address: str
@@ -27,9 +32,22 @@ class Connection:
     joined: bool
 
     def close(self) -> None:
-        """Disconnects, and ends the local cluster, if ``connect_ray`` did the opposite."""
-        if self.joined and ray.is_initialized():
-            ray.shutdown()
+        """Disconnects, and ends the local cluster, if ``connect_ray`` did the opposite and nobody else uses it."""
+        global _num_open
+        if not self.joined:
+            return
+        with _lock:
+            _num_open -= 1
+            if not _num_open and ray.is_initialized():
+                ray.shutdown()
+
+
+def current_job() -> str | None:
+    """Id of this process's connection to Ray; None without one. Each connection has another, in any cluster."""
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return f"{context.gcs_address}/{context.get_job_id()}"
 
 
 def connect_ray(
@@ -47,14 +65,43 @@ def connect_ray(
         RequestError: There are several clusters, or a size was given for one that runs.
         ClusterError: The cluster cannot be reached.
     """
+    global _num_open
+    with _lock:
+        connection = _connect(address, ray_address, num_gpus, pool_bytes)
+        _num_open += connection.joined
+    return connection
+
+
+def _connect(address: str | None, ray_address: str | None, num_gpus: int | None, pool_bytes: int | None) -> Connection:
+    global _num_open
     if ray.is_initialized():
         _refuse_sizes(num_gpus, pool_bytes, "this process is connected to a running cluster already")
-        return Connection(address=ray.get_runtime_context().gcs_address, started=False, joined=False)
+        here = ray.get_runtime_context().gcs_address
+        if address not in (None, "local", "auto") and not _is_same(address, here):
+            raise RequestError(
+                f"address={address!r}: this process is connected to {here} already, and Ray allows one connection per "
+                "process; close that one first, or leave the address out to use it"
+            )
+        return Connection(address=here, started=False, joined=_num_open > 0)
+    _num_open = 0  # somebody called ray.shutdown() under connections of ours: they are closed
     target = find_cluster(address, ray_address=ray_address)
     if target is not None:
         _refuse_sizes(num_gpus, pool_bytes, f"a cluster runs at {target}")
         return _join(target)
     return _start(num_gpus, pool_bytes)
+
+
+def _is_same(address: str, here: str) -> bool:
+    """Whether two addresses may name one cluster; the same host has several names."""
+    host, _, port = address.rpartition(":")
+    host_here, _, port_here = here.rpartition(":")
+    if port != port_here:
+        return False
+    try:
+        ips = {socket.gethostbyname(host), socket.gethostbyname(host_here)}
+    except OSError:
+        return True
+    return len(ips) == 1 or any(ip.startswith("127.") for ip in ips)
 
 
 def find_cluster(address: str | None, *, ray_address: str | None) -> str | None:

@@ -24,6 +24,29 @@ ray.init(address=sys.argv[1], log_to_driver=False)
 ray.kill(ray.get_actor("orphan/planner", namespace="megamind"))
 """
 
+_LOSE_PLANNER_AND_RAY = """
+import os, signal, sys, ray
+import megamind_ray as mm
+cluster = mm.connect(sys.argv[1])
+cluster.load(sys.argv[2])
+planner = ray.get_actor("default/planner", namespace="megamind")
+os.kill(ray.get(planner.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+try:
+    cluster.load(sys.argv[2])
+except mm.ClusterError as error:
+    assert "planner" in str(error), error
+    print("lost")
+again = mm.connect(sys.argv[1])
+again.load(sys.argv[2])
+print("loaded again")
+ray.shutdown()
+try:
+    again.models()
+except mm.ClusterError:
+    print("left")
+print(ray.is_initialized())
+"""
+
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[RealCluster]:
@@ -80,7 +103,17 @@ def test_a_detached_model_stays_until_it_is_unloaded_and_its_fleet_until_down(he
 def test_down_ends_a_fleet_whose_planner_is_gone(head: RealCluster, folder: Path) -> None:
     head.megamind_json("load", str(folder), "--tp", "2", "--detach", "--fleet", "orphan")
     head.python(_KILL_ORPHAN, head.address)
+    refused = head.megamind("load", str(folder), "--detach", "--fleet", "orphan")
+    assert refused.returncode != 0
+    assert "megamind down --fleet orphan" in " ".join(refused.stderr.split())
     head.megamind_json("down", "--fleet", "orphan")
+    assert head.actors() == []
+
+
+def test_a_process_outlives_its_planner_and_its_connection(head: RealCluster, folder: Path) -> None:
+    """The planner is killed from outside, as by the kernel for want of memory; later the user calls ray.shutdown()."""
+    said = head.python(_LOSE_PLANNER_AND_RAY, head.address, str(folder)).splitlines()
+    assert said == ["lost", "loaded again", "left", "False"]
     assert head.actors() == []
 
 
