@@ -67,7 +67,7 @@ class SliceBuilder:
     def add(self, entry: ModuleEntry, placement: Placement, stages: Stages) -> None:
         """Adds the next module tensor; ``stages`` are those that hold each of its names."""
         self._pending.append((entry, placement, stages))
-        if isinstance(placement, ExpertShard) and placement.separate:
+        if self._parallel.ep > 1 and isinstance(placement, ExpertShard) and placement.separate:
             self._experts[entry.template] = max(self._experts[entry.template], _expert(entry) + 1)
 
     def finish(self, tensors: tuple[ModuleTensor, ...], stage_of_layer: tuple[int, ...]) -> Demands:
@@ -173,10 +173,10 @@ class SliceBuilder:
 
 def _expert(entry: ModuleEntry) -> int:
     """The number that follows ``experts.`` (or ``experts.expert_``) in the name."""
-    head = entry.template.rpartition("experts.")[0]
-    if not head:
+    head, _, rest = entry.template.rpartition("experts.")
+    if not head or rest.removeprefix("expert_").partition(".")[0] != "0":
         raise RequestError(
-            f"{entry.names[0]}: a rule says that it belongs to one expert, but its name has no 'experts.N'"
+            f"{entry.names[0]:.200}: a rule says that it belongs to one expert, but its name has no 'experts.N'"
         )
     return int(entry.numbers[sum(part == "0" for part in head.split("."))])
 
