@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
+import numpy as np
+
 from megamind_ray.actors.load_driver import TransferResult
 from megamind_ray.actors.messages import LoadRequest
-from megamind_ray.core.ids import ModelName
+from megamind_ray.core.demands import Int64Array
+from megamind_ray.core.ids import ModelName, NodeId
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.report import Fault, Kept, LoadReport, Verified
@@ -22,8 +25,10 @@ def build_report(
     manifest: Manifest,
     result: TransferResult,
     *,
+    keep_blocks: Mapping[NodeId, Int64Array],
     seconds: Mapping[str, float],
     started_at: str,
+    notes: tuple[str, ...] = (),
 ) -> LoadReport:
     """The report of a load that has ended well.
 
@@ -33,8 +38,10 @@ def build_report(
         plan: What was planned.
         manifest: The checkpoint.
         result: What was moved.
+        keep_blocks: Per node, the blocks that were to stay.
         seconds: By phase and ``total``.
         started_at: ISO 8601, UTC.
+        notes: What the plan does not know.
     """
     agents = result.agents.values()
     bytes_read = sum(status.bytes_read for status in agents) + sum(rank.bytes_read for rank in result.ranks)
@@ -55,9 +62,9 @@ def build_report(
         throughput_bytes_per_s=bytes_read / seconds["transfer"] if bytes_read else 0.0,
         ranks=tuple(rank.report for rank in result.ranks),
         faults=_faults(result),
-        kept=_kept(plan, request, result),
+        kept=_kept(plan, result, keep_blocks) if request.keep else Kept(),
         verified=_verified(result),
-        notes=plan.notes,
+        notes=(*plan.notes, *notes),
     )
 
 
@@ -69,13 +76,15 @@ def _faults(result: TransferResult) -> tuple[Fault, ...]:
     )
 
 
-def _kept(plan: Plan, request: LoadRequest, result: TransferResult) -> Kept:
-    kept = [status.kept for status in result.agents.values()]
-    num_bytes = sum(one.num_bytes for one in kept)
-    missing = max(0, plan.bytes_total - num_bytes) if request.keep else 0
+def _kept(plan: Plan, result: TransferResult, keep_blocks: Mapping[NodeId, Int64Array]) -> Kept:
+    """Replicas count in what is kept; a block is missing if no node has it."""
+    kept = {node: status.kept for node, status in result.agents.items() if status.kept.num_blocks}
+    sizes = plan.tables["blocks"]["nbytes"].to_numpy()
+    somewhere = np.unique(np.concatenate([np.zeros(0, np.int64), *(keep_blocks[node] for node in kept)]))
+    missing = int(sizes.sum() - sizes[somewhere].sum())
     return Kept(
-        num_blocks=sum(one.num_blocks for one in kept),
-        num_bytes=num_bytes,
+        num_blocks=sum(one.num_blocks for one in kept.values()),
+        num_bytes=sum(one.num_bytes for one in kept.values()),
         bytes_not_kept=missing,
         reason="the pool's share for kept blocks is full (pool.max_fraction x pool.keep_fraction)" if missing else "",
     )

@@ -32,6 +32,7 @@ from megamind_ray.core.topology import Topology
 from megamind_ray.errors import ClusterError, MegamindError, RequestError
 from megamind_ray.io import open_manifest
 from megamind_ray.planning import RuleSource, build_demands, build_plan, choose_keep_blocks, pool_budget_bytes
+from megamind_ray.units import format_bytes
 
 __all__ = ["Planner"]
 
@@ -258,7 +259,9 @@ class Planner:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         begin = monotonic()
         with ticket.timed("manifest"):
-            manifest = open_manifest(request.uri, sidecar=request.sidecar)
+            manifest = open_manifest(
+                request.uri, sidecar=request.sidecar, io=request.config.io, retry=request.config.retry
+            )
             name = self._free_name(request)
         with ticket.timed("workers"):
             self._fleet.refresh()
@@ -281,7 +284,17 @@ class Planner:
             result = ticket.driver.run()
         ticket.phase = "finish"
         seconds = ticket.seconds | {"total": monotonic() - begin}
-        report = build_report(name, request, plan, manifest, result, seconds=seconds, started_at=started_at)
+        report = build_report(
+            name,
+            request,
+            plan,
+            manifest,
+            result,
+            keep_blocks=transfer.keep_blocks,
+            seconds=seconds,
+            started_at=started_at,
+            notes=_pool_notes(topology),
+        )
         self._models[name] = self._loaded(transfer, result, report, request)
         return report
 
@@ -393,3 +406,14 @@ class Planner:
         stem = "".join(char if char.isalnum() or char in "._-" else "-" for char in stem)[:100].lstrip("._-") or "model"
         names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, len(self._models) + 2))
         return next(model_name(name) for name in names if name not in self._models)
+
+
+def _pool_notes(topology: Topology) -> tuple[str, ...]:
+    """Says where a pool is half taken already: a load through what is left is slow."""
+    return tuple(
+        f"node {node.address or node.id}: {format_bytes(node.pool_taken_bytes)} of its object store of "
+        f"{format_bytes(node.pool_bytes)} were taken before the load, by kept blocks of other models and by objects of "
+        "others"
+        for node in topology.nodes
+        if node.pool_taken_bytes > node.pool_bytes / 2
+    )

@@ -57,11 +57,13 @@ def effective_extent_bytes(nodes: Iterable[Node], config: Config, chunk_bytes: i
 def pool_error(node: Node, config: Config, needed_bytes: int, what: str) -> CapacityError:
     """That the blocks of one extent do not fit a node's pool together."""
     budget = pool_budget_bytes(node, config)
-    share = config.pool.max_fraction
+    share, taken = config.pool.max_fraction, node.pool_taken_bytes
+    less = f" less {format_bytes(taken)} that other models and objects hold" if taken else ""
     return CapacityError(
         f"node {node.id}: {what} puts {format_bytes(needed_bytes)} of blocks into its pool at once; blocks may take "
-        f"{format_bytes(budget)} there ({share:.0%} of the object store's {format_bytes(node.pool_bytes)}); give it "
-        f"an object store of at least {format_bytes(needed_bytes / share)}, or take a smaller io.chunk_bytes",
+        f"{format_bytes(budget)} there ({share:.0%} of the object store's {format_bytes(node.pool_bytes)}{less}); "
+        f"give it an object store of at least {format_bytes((needed_bytes + taken) / share)}, or take a smaller "
+        "io.chunk_bytes",
         where=f"pool of node {node.id}",
         needed_bytes=needed_bytes,
         free_bytes=budget,

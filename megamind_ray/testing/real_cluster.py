@@ -112,9 +112,16 @@ class RealCluster:
         return json.loads(done.stdout)
 
     def submit(self, cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command as a Ray job with a folder as its working directory."""
+        """Runs a command as a Ray job with a folder as its working directory.
+
+        The head takes jobs some seconds before it has an agent that can run them: until then it is asked again.
+        """
         job = ("ray", "job", "submit", "--address", self.dashboard, "--working-dir", ".", "--")
-        return self.run(*job, *command, cwd=cwd)
+        deadline = time.monotonic() + _BOUND_S
+        while True:
+            done = self.run(*job, *command, cwd=cwd)
+            if "No available agent" not in done.stdout + done.stderr or time.monotonic() > deadline:
+                return done
 
     def actors(self) -> list[str]:
         """Names of the living actors."""

@@ -11,7 +11,12 @@ import pytest
 
 import megamind_ray as mm
 from megamind_ray.core.progress import Progress
-from megamind_ray.testing.checkpoints import llama_checkpoint, llama_fp8_checkpoint, mixtral_checkpoint
+from megamind_ray.testing.checkpoints import (
+    gpt_oss_checkpoint,
+    llama_checkpoint,
+    llama_fp8_checkpoint,
+    mixtral_checkpoint,
+)
 from megamind_ray.testing.digests import digest_all, rank_digests
 from megamind_ray.testing.oracle import expected_state_dict
 
@@ -253,6 +258,36 @@ def test_a_client_of_another_release_is_refused(cluster: mm.Cluster, monkeypatch
 def test_a_size_for_a_running_cluster_is_refused(cluster: mm.Cluster) -> None:
     with pytest.raises(mm.RequestError, match="num_gpus=2"):
         mm.connect(cluster.address, num_gpus=2)
+
+
+def test_ranks_without_a_byte_and_a_checkpoint_without_one_are_loads_like_others(
+    cluster: mm.Cluster, tmp_path: Path
+) -> None:
+    """Five blocks of MXFP4 over four ranks leave the last one none of some tensors; an empty tensor is nobody's."""
+    from megamind_ray.testing.sparse import sparse_checkpoint
+
+    folder = sparse_checkpoint(tmp_path / "empty", {"nothing": (0, 4)})
+    model = cluster.load(folder, mm.Parallel(dp=2))
+    assert model.run(lambda ctx: tuple(ctx.state_dict["nothing"].shape)) == [(0, 4), (0, 4)]
+    assert (model.report.bytes_total, model.report.bytes_from_storage) == (0, 0)
+    model.unload()
+    folder = gpt_oss_checkpoint(tmp_path / "gpt_oss")
+    parallel = mm.Parallel(tp=4)
+    model = cluster.load(folder, parallel)
+    held = model.run(rank_digests)
+    model.unload()
+    assert held == [digest_all(expected_state_dict(folder, parallel, rank)) for rank in parallel.ranks]
+
+
+def test_blocks_that_are_kept_nowhere_are_told(cluster: mm.Cluster, tmp_path: Path) -> None:
+    """The pool has room for a part of them only: what is kept and what is not is the whole checkpoint."""
+    folder = llama_checkpoint(tmp_path / "larger-than-the-pool", total_bytes=300 * 10**6)
+    model = cluster.load(folder, mm.Parallel(tp=2), keep=True)
+    model.unload()
+    kept = model.report.kept
+    assert 0 < kept.num_bytes < 256 << 20
+    assert kept.num_bytes + kept.bytes_not_kept == model.report.bytes_total
+    assert "keep_fraction" in kept.reason
 
 
 def test_a_model_larger_than_the_devices_is_refused_by_name_and_leaves_them_free(
