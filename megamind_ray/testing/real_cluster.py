@@ -153,7 +153,9 @@ class RealCluster:
         self.close()
 
     def _start(self, *options: str) -> None:
-        command = ("ray", "start", "--block", f"--node-ip-address={_ADDRESS}", "--num-cpus=2", *options)
+        # Its default is one fixed port: the agent of a second cluster on the machine would not come up, and no job run.
+        agent_port = f"--dashboard-agent-listen-port={_free_port()}"
+        command = ("ray", "start", "--block", f"--node-ip-address={_ADDRESS}", "--num-cpus=2", agent_port, *options)
         with self._log.open("ab") as log:
             self._nodes.append(
                 subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
