@@ -28,6 +28,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created $(PACKAGE_FILES)
+	@echo "installing into $(VENV), which takes some minutes the first time"
 	$(PIP) --editable .
 	@touch $@
 

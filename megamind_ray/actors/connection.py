@@ -5,13 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import dataclass
+from typing import Final
 
 import ray
 
 from megamind_ray.actors.names import NAMESPACE
 from megamind_ray.errors import ClusterError, RequestError
 
-__all__ = ["Connection", "connect_ray", "current_job", "find_cluster"]
+__all__ = ["Connection", "connect_ray", "current_job", "find_cluster", "require_listener"]
+
+_PROBE_S: Final = 5.0
 
 _lock = threading.Lock()
 _num_open = 0  # connections of ours that share this process's one connection to Ray, if we made it
@@ -114,13 +117,36 @@ def find_cluster(address: str | None, *, ray_address: str | None) -> str | None:
     return None if target == "local" else target
 
 
+def require_listener(address: str) -> None:
+    """Ray itself tries for minutes, and names other addresses than the one that was asked for.
+
+    Raises:
+        RequestError: It is not ``HOST:PORT``.
+        ClusterError: Nobody listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if address == "auto":
+        return
+    if not host or not port.isdigit() or "//" in host:
+        raise RequestError(f"address {address!r}: write HOST:PORT of the head, for example 10.0.0.1:6379, or 'local'")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address} ({error}); check the address (`ray status` on the head shows it) and "
+            "that its port is open from here"
+        ) from error
+
+
 def _join(address: str) -> Connection:
+    require_listener(address)
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="warning")
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
-            f"no Ray cluster answers at {address}: {error}; check `ray status --address {address}`, and that token "
-            "authentication is set up alike on both sides (RAY_AUTH_MODE)"
+            f"the Ray cluster at {address} let nobody in: {error}; most often the token is missing or another one: set "
+            "RAY_AUTH_MODE=token and the cluster's RAY_AUTH_TOKEN_PATH (or RAY_AUTH_TOKEN), or check that Ray's "
+            "releases are the same"
         ) from error
     return Connection(address=ray.get_runtime_context().gcs_address, started=False, joined=True)
 
@@ -153,7 +179,7 @@ def _running_cluster() -> str | None:
     if len(found) > 1:
         raise RequestError(
             f"several Ray clusters run on this machine: {', '.join(found)}; choose one with address= or RAY_ADDRESS, "
-            "or start one of your own with address='local'"
+            "or start one of your own with address='local' (--address local)"
         )
     return found[0] if found else None
 
@@ -162,6 +188,6 @@ def _refuse_sizes(num_gpus: int | None, pool_bytes: int | None, why: str) -> Non
     if num_gpus is not None or pool_bytes is not None:
         given = f"num_gpus={num_gpus}" if num_gpus is not None else f"pool={pool_bytes}"
         raise RequestError(
-            f"{given} sets the size of a local cluster, but {why}; leave it out to use that one, or pass "
-            "address='local' to start another"
+            f"{given} sets the size of a local cluster, but {why}; leave it out to use that one, or start another with "
+            "address='local' (--address local)"
         )

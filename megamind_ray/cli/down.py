@@ -16,6 +16,8 @@ def down_command(address: Address = None, fleet: Fleet = "default", as_json: AsJ
         from megamind_ray.api.cluster import down
         from megamind_ray.cli.running import running_address
 
-        ended = down(running_address(address), fleet=fleet)
-        text = f"fleet {fleet} is down ({len(ended)} actors ended)" if ended else f"there was no fleet {fleet}"
-        output.emit({"fleet": fleet, "ended": ended}, text)
+        cluster = running_address(address)
+        ended = down(cluster, fleet=fleet)
+        what = f"is down ({len(ended)} actors ended)" if ended else "was not there"
+        text = f"fleet {fleet} {what}, cluster {cluster}"
+        output.emit({"address": cluster, "fleet": fleet, "ended": ended}, text)

@@ -36,7 +36,7 @@ __all__ = ["EXAMPLES", "load_command"]
 EXAMPLES = examples(
     "megamind load /models/llama-3-8b --tp 2",
     "megamind load s3://models/deepseek-v3 --tp 8 --pp 2 --detach --name deepseek",
-    "ray job submit --working-dir . -- megamind load /models/llama-3-70b --tp 8 --report report.json",
+    "ray job submit --working-dir . -- megamind load /models/llama-3-70b --tp 8 --report /shared/report.json",
     "megamind load model.safetensors --tp 2 --num-gpus 2    (a local Ray with two logical GPUs)",
 )
 
@@ -121,9 +121,11 @@ def load_command(
                 if progress.moving:
                     mark_started(error)
                 raise
+        written: list[str] = []
         if report is not None:
             _write_report(report, model.report)
-        output.emit(model.report.to_json(), report_tables(model.report))
+            written = [f"report written to {report.absolute()}"]
+        output.emit(model.report.to_json(), report_tables(model.report), written)
 
 
 def _require_writable(report: Path | None) -> None:

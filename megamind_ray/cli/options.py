@@ -56,7 +56,7 @@ SidecarPath: TypeAlias = Annotated[
 ]
 Address: TypeAlias = Annotated[
     str | None,
-    typer.Option("--address", metavar="HOST:PORT", help="Ray cluster; default: $RAY_ADDRESS, or the running one."),
+    typer.Option("--address", metavar="HOST:PORT|local", help="Ray cluster; default: $RAY_ADDRESS, or the one here."),
 ]
 Fleet: TypeAlias = Annotated[str, typer.Option("--fleet", metavar="NAME", help="Which fleet of the cluster.")]
 

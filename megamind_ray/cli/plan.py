@@ -70,10 +70,12 @@ def plan_command(
         summary = summarize_plan(made)
         hardware = "nominal nodes of eight 80 GiB GPUs" if topology is None else str(topology)
         document: dict[str, Any] = {**summary.to_json(), "topology": hardware}
-        parts: list[RenderableType] = [Text(f"planned for {hardware}\n"), plan_tables(summary)]
         if explain:
             document["explained"] = {tensor: made.explain(tensor) for tensor in explain}
-            parts += [Text("\n" + printable(answer, keep="\n")) for answer in document["explained"].values()]
+            answers = "\n\n".join(printable(answer, keep="\n") for answer in document["explained"].values())
+            parts: list[RenderableType] = [Text(answers)]
+        else:
+            parts = [Text(f"planned for {hardware}\n"), plan_tables(summary)]
         if save is not None:
             made.save(save)
             document["saved"] = str(save)

@@ -109,7 +109,7 @@ def _reads(plan: Plan, tensor: int) -> Iterator[str]:
     extents = np.unique(blocks["extent"].to_numpy()[np.unique(block)])
     sources = [plan.disk_tensors[i] for i in np.unique(segments["disk_tensor"].to_numpy()[rows])]
     pieces = f"{_count(len(extents), 'extent')}, {_count(len(np.unique(block)), 'block')}"
-    yield f"  read from {listed(sources, 3)} in {pieces}:"
+    yield f"  on disk as {listed(sources, 3)}, in {pieces}:"
     paths = plan.tables["files"]["path"].to_pylist()
     for extent in extents[:_MOST_READS].tolist():
         yield from _read(plan, extent, block, nbytes, paths)

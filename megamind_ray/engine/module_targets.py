@@ -126,7 +126,9 @@ def match_module(module: torch.nn.Module, manifest: Manifest) -> Match:
             problems.append(str(error))
     if problems:
         raise RequestError(f"{manifest.uri} does not fit the module: {listed(problems, _MAX_LISTED, '; ')}")
-    unexpected = tuple(name for name in manifest.tensors if name not in used)
+    # Buffers that the module makes itself, such as position ids, are in checkpoints of older releases.
+    own = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    unexpected = tuple(name for name in manifest.tensors if name not in used and name not in own)
     return Match(targets=tuple(targets), missing=tuple(missing), unexpected=unexpected)
 
 

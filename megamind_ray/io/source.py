@@ -283,6 +283,8 @@ def storage_errors(uri: str) -> Iterator[None]:
     except MegamindError:
         raise
     except FileNotFoundError as error:
+        if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from error  # fsspec says so of an HTTP server that cannot be reached, too
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         raise RequestError(f"{uri}: no such file or folder{cause}; check the path, also on the other nodes") from error
     except PermissionError as error:

@@ -33,6 +33,8 @@ VERIFIED_MEANING: Mapping[Verified, str] = {
 # A checkpoint can have hundreds of files and as many placements; the JSON document has all of them.
 _MAX_ROWS = 40
 _RAY_ID_DIGITS = 56
+# How much of what a rank holds came by which route: read by the rank itself, or through its node's pool.
+_ROUTES = (">direct", ">pool")
 
 
 def manifest_tables(summary: ManifestSummary) -> RenderableType:
@@ -109,9 +111,7 @@ def plan_tables(summary: PlanSummary) -> RenderableType:
 
 def report_tables(report: LoadReport) -> RenderableType:
     """What a load moved, what each rank holds now, how fast it went, what it proved."""
-    ranks = _table(
-        ">rank", "pp.dp.tp", "where", ">tensors", ">holds", ">direct", ">pool", ">time", ">speed", "for example"
-    )
+    ranks = _table(">rank", "pp.dp.tp", ">where", ">tensors", ">holds", *_ROUTES, ">time", ">speed")
     for rank in report.ranks:
         _row(
             ranks,
@@ -120,11 +120,10 @@ def report_tables(report: LoadReport) -> RenderableType:
             f"{_short(rank.node)}:{rank.gpu}",
             f"{rank.num_tensors:,}",
             _size(rank.bytes_to_device),
-            _size(rank.bytes_direct),
-            _size(rank.bytes_pool),
+            _share(rank.bytes_direct, rank.bytes_to_device),
+            _share(rank.bytes_pool, rank.bytes_to_device),
             format_duration(rank.seconds.get("total", 0.0)),
             _speed(rank),
-            rank.sample_tensor,
         )
     parts: list[RenderableType] = [_facts(_report_facts(report)), ranks]
     if report.faults:
@@ -194,6 +193,10 @@ def _kept(report: LoadReport) -> str:
     return f"{text}: {kept.reason}" if kept.reason else text
 
 
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if part else "-"
+
+
 def _speed(rank: RankReport) -> str:
     seconds = rank.seconds.get("total", 0.0)
     return format_rate(rank.bytes_to_device / seconds) if seconds > 0 else "-"
@@ -222,7 +225,9 @@ def _size(num_bytes: int) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+        right = column.startswith(">")
+        # Numbers are never wrapped; where there is little room, text gives way.
+        table.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=right)
     return table
 
 

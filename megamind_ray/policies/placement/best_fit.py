@@ -193,7 +193,7 @@ def _domains(topology: Topology) -> list[_Domain]:
         _Domain(level, labels[level].format(part, node), tuple(members))
         for (level, node, part), members in found.items()
     ]
-    domains.append(_Domain(_CLUSTER, "several nodes (no single node has room for the gang)", tuple(slots)))
+    domains.append(_Domain(_CLUSTER, "several nodes (no single node holds the whole gang)", tuple(slots)))
     return sorted(domains, key=lambda domain: domain.level)
 
 

@@ -311,3 +311,16 @@ def test_a_rank_reads_its_own_shards_of_dtensors(device: str, mesh: Any, tmp_pat
         own_bytes += expected.nbytes
     # Gaps of up to 4 KiB, here between the rows of a column shard and small neighbours, are read over.
     assert own_bytes <= result.summary.totals.payload_bytes <= own_bytes + (8 << 10)
+
+
+def test_a_stored_copy_of_a_buffer_that_the_module_makes_itself_is_passed_over(trained: Net, tmp_path: Path) -> None:
+    """Checkpoints of older releases hold position ids and the like, which today's modules do not save."""
+    path = tmp_path / "older.safetensors"
+    save_file({**{name: it.detach() for name, it in trained.state_dict().items()}, "cache": torch.ones(2)}, path)
+    net = Net()
+
+    result = mm.load_into(net, path)
+
+    assert _same(net, trained)
+    assert result.unexpected == ()
+    assert net.cache.tolist() == [0.0, 0.0]

@@ -1,4 +1,5 @@
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,8 +12,9 @@ import fsspec
 import numpy as np
 import pytest
 
+from megamind_ray.config import RetryConfig
 from megamind_ray.core.manifest import FileInfo
-from megamind_ray.errors import IntegrityError, RequestError
+from megamind_ray.errors import IntegrityError, RequestError, SourceError
 from megamind_ray.io import (
     FsspecSource,
     LocalSource,
@@ -308,3 +310,11 @@ def test_a_web_server_without_a_checkpoint(web: Any) -> None:
 
     with pytest.raises(RequestError, match=f"{address}/m: serves neither model.safetensors.index.json nor"):
         open_manifest(f"{address}/m")
+
+
+def test_a_server_that_cannot_be_reached_is_tried_again_and_not_called_a_missing_file() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # taken, but nobody listens
+        uri = f"http://127.0.0.1:{held.getsockname()[1]}/model.safetensors"
+        with pytest.raises(SourceError, match="127.0.0.1"):
+            open_manifest(uri, retry=RetryConfig(attempts=2, first_wait_s=0.0, max_wait_s=0.0))

@@ -370,7 +370,7 @@ def test_explain_says_what_who_where_and_why(node: MakeNode) -> None:
         "held by 2 of 2 ranks:",
         "rank 1 (pp=0 dp=0 tp=1) on n0:1: [1024, 8192], 8.00 MiB at arena offset 8388608",
         "ranks 0-1: 2 ranks of stage 0, dp=0 (32.00 MiB): tightest fit in NVLink group 0 of node n0",
-        "read from t1 in 1 extent, 2 blocks:",
+        "on disk as t1, in 1 extent, 2 blocks:",
         "extent 0: model.safetensors [1000, 33555432), pool, read by the agent of n0",
         "because several ranks of one node need it: its agent reads it once",
         "block 1 (16.00 MiB, 8.00 MiB of this tensor) for rank 1",
@@ -391,7 +391,7 @@ def test_explain_finds_a_tensor_that_is_named_otherwise_on_disk(node: MakeNode) 
     plan = plan_of(checkpoint(8), sharded(checkpoint(8), Parallel()), node("n0", [80]))
     renamed = replace(plan, disk_tensors=("experts.0.w1",))
     assert "asked for as experts.0.w1" in renamed.explain("experts.0.w1")
-    assert "read from experts.0.w1 in 1 extent, 1 block:" in renamed.explain("t0")
+    assert "on disk as experts.0.w1, in 1 extent, 1 block:" in renamed.explain("t0")
 
 
 def test_explain_lists_the_nearest_names_of_an_unknown_tensor(node: MakeNode) -> None:
