@@ -111,7 +111,7 @@ def plan_tables(summary: PlanSummary) -> RenderableType:
 
 def report_tables(report: LoadReport) -> RenderableType:
     """What a load moved, what each rank holds now, how fast it went, what it proved."""
-    ranks = _table(">rank", "pp.dp.tp", ">where", ">tensors", ">holds", *_ROUTES, ">time", ">speed")
+    ranks = _table(">rank", "pp.dp.tp", ">where", ">names", ">holds", *_ROUTES, ">time", ">speed")
     for rank in report.ranks:
         _row(
             ranks,
