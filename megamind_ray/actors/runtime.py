@@ -79,7 +79,10 @@ def start_planner(
             importable module: it travels by name.
     """
     actor = ray.remote(concurrency_groups=_PLANNER_GROUPS)(Planner)
-    return actor.options(**_options(planner_name(fleet), lifetime), get_if_exists=True).remote(
+    # On the caller's node if it can be: a path means there what it means to the caller.
+    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=True)
+    options = _options(planner_name(fleet), lifetime)
+    return actor.options(**options, get_if_exists=True, scheduling_strategy=here).remote(
         fleet,
         lifetime=lifetime,
         config=config,
