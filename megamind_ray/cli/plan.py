@@ -14,7 +14,7 @@ __all__ = ["EXAMPLES", "plan_command"]
 
 EXAMPLES = examples(
     "megamind plan /models/llama-3-70b --tp 8",
-    "megamind plan s3://models/deepseek-v3 --tp 8 --pp 2 --topology cluster.toml --save plan/",
+    "megamind plan s3://models/deepseek-v3 --tp 8 --pp 2 --topology topology.toml --save plan/",
     "megamind plan /models/llama-3-8b --tp 2 --explain model.layers.0.self_attn.q_proj.weight",
 )
 
