@@ -16,6 +16,7 @@ import ray
 from megamind_ray.actors.boundary import ActorLostError, Watch, settle, wait_for, wait_for_all
 from megamind_ray.actors.fleet import Fleet, GpuKey
 from megamind_ray.actors.messages import AgentStatus, ExtentFailure, RankResult, WorkerStatus
+from megamind_ray.actors.transfer import Transfer, TransferResult
 from megamind_ray.config import Config
 from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
@@ -29,47 +30,9 @@ from megamind_ray.core.report import Fault, Kept
 from megamind_ray.errors import ClusterError, MegamindError
 from megamind_ray.planning import compile_agent, compile_rank, load_facts
 
-__all__ = ["LoadDriver", "Transfer", "TransferResult"]
+__all__ = ["LoadDriver"]
 
 _POLL_S: Final = 0.25  # how often the planner looks; progress itself does not wait for it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """What to move.
-
-    Attributes:
-        load: Its id.
-        plan: The validated plan.
-        manifest: Of the checkpoint.
-        credit_bytes: Per node, what its pool may hold of this load at a time.
-        keep_blocks: Per node, the blocks that stay.
-    """
-
-    load: LoadId
-    plan: Plan
-    manifest: Manifest
-    credit_bytes: Mapping[NodeId, int]
-    keep_blocks: Mapping[NodeId, Int64Array]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferResult:
-    """What came of it.
-
-    Attributes:
-        ranks: By rank.
-        agents: By node.
-        faults: What the load machine did about, in order.
-        generations: Of each rank at the end.
-        workers: The actors that hold the ranks.
-    """
-
-    ranks: tuple[RankResult, ...]
-    agents: Mapping[NodeId, AgentStatus]
-    faults: tuple[Fault, ...]
-    generations: Mapping[Rank, Generation]
-    workers: Mapping[Rank, Any]
 
 
 @dataclass(slots=True)

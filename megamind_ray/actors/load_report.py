@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import numpy as np
 
-from megamind_ray.actors.load_driver import TransferResult
 from megamind_ray.actors.messages import LoadRequest
+from megamind_ray.actors.transfer import TransferResult
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import ModelName, NodeId
 from megamind_ray.core.manifest import Manifest

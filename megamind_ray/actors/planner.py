@@ -18,10 +18,12 @@ from megamind_ray import __version__
 from megamind_ray.actors.boundary import ActorLostError, settle
 from megamind_ray.actors.fleet import Fleet, GpuKey, Spawner
 from megamind_ray.actors.groups import in_group
-from megamind_ray.actors.load_driver import LoadDriver, Transfer, TransferResult
+from megamind_ray.actors.load_driver import LoadDriver
 from megamind_ray.actors.load_report import build_report
 from megamind_ray.actors.messages import Lifetime, LoadRequest, ModelInfo, PlannerFacts, RunCall
 from megamind_ray.actors.pool_check import check_pool
+from megamind_ray.actors.ticket import Ticket
+from megamind_ray.actors.transfer import Transfer, TransferResult
 from megamind_ray.config import Config
 from megamind_ray.core.ids import LoadId, ModelName, NodeId, Rank, model_name
 from megamind_ray.core.manifest import Manifest
@@ -61,31 +63,6 @@ class _Model:
     report: LoadReport
 
 
-class _Ticket:
-    """A load that a client waits for."""
-
-    def __init__(self) -> None:
-        self.phase: Phase = "queued"
-        self.seconds: dict[str, float] = {}
-        self.driver: LoadDriver | None = None
-        self.cancelled: str | None = None
-
-    @contextmanager
-    def timed(self, phase: Phase) -> Iterator[None]:
-        """Measures a phase, and stops before it if the client gave up."""
-        self.raise_if_cancelled()
-        self.phase = phase
-        begin = monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = monotonic() - begin
-
-    def raise_if_cancelled(self) -> None:
-        if self.cancelled is not None:
-            raise ClusterError(f"the load was cancelled: {self.cancelled}")
-
-
 class Planner:
     """Plans, has executed, and remembers. Methods run on threads of their concurrency groups (see ``runtime``)."""
 
@@ -111,7 +88,7 @@ class Planner:
         )
         self._moves = threading.Lock()  # one load or unload at a time
         self._calls = threading.Lock()  # collective calls enter all ranks in one order
-        self._tickets: dict[str, _Ticket] = {}
+        self._tickets: dict[str, Ticket] = {}
         self._models: dict[ModelName, _Model] = {}
         self._num_loads = 0
         # Load ids begin again with each planner; what outlives one is marked with this.
@@ -144,7 +121,7 @@ class Planner:
         Raises:
             MegamindError: It cannot be done or went wrong; nothing of it is left behind.
         """
-        ticket = self._tickets.setdefault(ticket_id, _Ticket())
+        ticket = self._tickets.setdefault(ticket_id, Ticket())
         try:
             while not self._moves.acquire(timeout=_CANCEL_EVERY_S):
                 ticket.raise_if_cancelled()
@@ -172,7 +149,7 @@ class Planner:
     @in_group("control")
     def cancel(self, ticket_id: str, reason: str) -> None:
         """Stops a load, also one that still queues."""
-        ticket = self._tickets.setdefault(ticket_id, _Ticket())
+        ticket = self._tickets.setdefault(ticket_id, Ticket())
         ticket.cancelled = reason
         if ticket.driver is not None:
             ticket.driver.cancel(reason)
@@ -255,7 +232,7 @@ class Planner:
         self._fleet.shut_down()
         self._models.clear()
 
-    def _load(self, ticket: _Ticket, request: LoadRequest) -> LoadReport:
+    def _load(self, ticket: Ticket, request: LoadRequest) -> LoadReport:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         begin = monotonic()
         with ticket.timed("manifest"):
