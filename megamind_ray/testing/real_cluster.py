@@ -75,19 +75,10 @@ class RealCluster:
             self.close()
             raise
 
-    def add_node(self, *, num_gpus: int, pool_bytes: int, blind_to: Path | None = None) -> None:
-        """Starts another node and waits until it has joined.
-
-        Args:
-            num_gpus: Logical GPUs.
-            pool_bytes: Object store.
-            blind_to: A folder that is empty for this node, as storage that it alone cannot reach; needs root.
-        """
+    def add_node(self, *, num_gpus: int, pool_bytes: int) -> None:
+        """Starts another node and waits until it has joined."""
         wanted = len(self._nodes) + 1
-        self._start(
-            *(f"--address={self.address}", f"--num-gpus={num_gpus}", f"--object-store-memory={pool_bytes}"),
-            blind_to=blind_to,
-        )
+        self._start(f"--address={self.address}", f"--num-gpus={num_gpus}", f"--object-store-memory={pool_bytes}")
         self._wait(lambda: int(self.python(_COUNT_NODES, self.address).splitlines()[-1]) == wanted)
 
     def run(self, *command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -161,13 +152,10 @@ class RealCluster:
     ) -> None:
         self.close()
 
-    def _start(self, *options: str, blind_to: Path | None = None) -> None:
+    def _start(self, *options: str) -> None:
         # Its default is one fixed port: the agent of a second cluster on the machine would not come up, and no job run.
         agent_port = f"--dashboard-agent-listen-port={_free_port()}"
         command = ("ray", "start", "--block", f"--node-ip-address={_ADDRESS}", "--num-cpus=2", agent_port, *options)
-        if blind_to is not None:
-            mount = 'mount -t tmpfs none "$1" && shift && exec "$@"'
-            command = ("unshare", "--mount", "sh", "-c", mount, "sh", str(blind_to), *command)
         with self._log.open("ab") as log:
             self._nodes.append(
                 subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
