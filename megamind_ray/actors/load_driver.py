@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
@@ -20,10 +20,8 @@ from megamind_ray.actors.transfer import Transfer, TransferResult
 from megamind_ray.config import Config
 from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
-from megamind_ray.core.demands import Int64Array
-from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
+from megamind_ray.core.ids import Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadMachine, LoadState
-from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.progress import RankProgress
 from megamind_ray.core.report import Fault, Kept

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import monotonic, sleep
@@ -28,7 +27,7 @@ from megamind_ray.config import Config
 from megamind_ray.core.ids import LoadId, ModelName, NodeId, Rank, model_name
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
-from megamind_ray.core.progress import Phase, Progress
+from megamind_ray.core.progress import Progress
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.topology import Topology
 from megamind_ray.errors import ClusterError, MegamindError, RequestError
