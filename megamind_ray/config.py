@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from megamind_ray.errors import RequestError
 from megamind_ray.units import GIB, KIB, MIB, format_bytes, parse_bytes
@@ -20,6 +20,7 @@ from megamind_ray.units import GIB, KIB, MIB, format_bytes, parse_bytes
 __all__ = [
     "Config",
     "DeadlineConfig",
+    "DirectMode",
     "IoConfig",
     "LoadConfig",
     "PlacementConfig",
@@ -30,6 +31,8 @@ __all__ = [
     "load_config",
     "ray_address",
 ]
+
+DirectMode = Literal["auto", "always", "never"]
 
 
 def _require(ok: bool, field_name: str, value: object, remedy: str) -> None:
@@ -45,13 +48,20 @@ class IoConfig:
         chunk_bytes: Unit of checksum and retry; a sidecar's value goes before it.
         extent_bytes: Longest contiguous read.
         max_gap_bytes: Gaps between demanded ranges up to this size are read over.
-        read_threads: Reads in flight per process.
+        read_threads: Reads of local files in flight per process.
+        remote_threads: Requests in flight per process to storage behind a network.
+        direct: Whether local files are read past the page cache (``O_DIRECT``): ``auto`` where their bytes are not in
+            it, ``always``, or ``never``.
+        mirrors: Folders or URIs with the same files; asked, in this order, where the checkpoint's own storage fails.
     """
 
     chunk_bytes: int = 8 * MIB
     extent_bytes: int = 32 * MIB
     max_gap_bytes: int = 4 * KIB
     read_threads: int = 4
+    remote_threads: int = 16
+    direct: DirectMode = "auto"
+    mirrors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _require(
@@ -67,16 +77,32 @@ class IoConfig:
             f"must be at least io.chunk_bytes = {format_bytes(self.chunk_bytes)}",
         )
         _require(0 <= self.max_gap_bytes <= self.chunk_bytes, "io.max_gap_bytes", self.max_gap_bytes, "0 to a chunk")
-        _require(1 <= self.read_threads <= 256, "io.read_threads", self.read_threads, "take 1 to 256 threads")
+        for name in ("read_threads", "remote_threads"):
+            _require(1 <= getattr(self, name) <= 256, f"io.{name}", getattr(self, name), "take 1 to 256 threads")
+        modes = get_args(DirectMode)
+        _require(self.direct in modes, "io.direct", self.direct, f"take {', '.join(modes)}")
+        _require(all(self.mirrors), "io.mirrors", self.mirrors, "name a folder or URI in each")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryConfig:
-    """Retries of one chunk on one node: exponential back-off with jitter."""
+    """Retries of one chunk on one node: exponential back-off with jitter.
+
+    Attributes:
+        attempts: Reads of one chunk from one source, the first included.
+        first_wait_s: Longest wait before the second attempt; doubled for each further one.
+        max_wait_s: Longest wait before any attempt.
+        request_s: A request to storage behind a network that brings nothing for so long has failed.
+        quarantine_share: A source of which this share of reads fails is not asked again while there is another.
+        quarantine_reads: Reads before that share is looked at.
+    """
 
     attempts: int = 4
     first_wait_s: float = 0.1
     max_wait_s: float = 5.0
+    request_s: float = 30.0
+    quarantine_share: float = 0.25
+    quarantine_reads: int = 16
 
     def __post_init__(self) -> None:
         _require(1 <= self.attempts <= 20, "retry.attempts", self.attempts, "take 1 to 20")
@@ -86,6 +112,11 @@ class RetryConfig:
             self.first_wait_s,
             "must be from 0 to retry.max_wait_s",
         )
+        _require(0 < self.request_s < 86400, "retry.request_s", self.request_s, "take more than 0 s, less than a day")
+        _require(
+            0 < self.quarantine_share <= 1, "retry.quarantine_share", self.quarantine_share, "take more than 0, up to 1"
+        )
+        _require(self.quarantine_reads >= 1, "retry.quarantine_reads", self.quarantine_reads, "take 1 or more reads")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,8 +323,21 @@ def _convert(value: object, kind: Any, what: str) -> object:
             return kind(value)
         except ValueError as error:
             raise RequestError(f"{what} = {value!r}: not a number") from error
+    if get_origin(kind) is Literal:
+        return value  # the section itself says which are allowed
+    if get_origin(kind) is tuple:
+        return _texts(value, what)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise RequestError(f"{what} = {value!r}: must be of type {kind.__name__}")
     return value
+
+
+def _texts(value: object, what: str) -> tuple[str, ...]:
+    """A list of texts; as one text, as in an environment variable, they are separated by commas."""
+    if isinstance(value, str):
+        return tuple(item.strip() for item in value.split(",") if item.strip())
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise RequestError(f"{what} = {value!r}: must be a list of texts")
+    return tuple(value)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from megamind_ray.config import Config
 from megamind_ray.core.manifest import FileInfo
@@ -14,10 +15,10 @@ from megamind_ray.core.report import Fault, Verified
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.staging import StagingRing
 from megamind_ray.errors import IntegrityError, listed
-from megamind_ray.io.checksum import crc32
 from megamind_ray.io.counters import ReadCounters, ReadKind
+from megamind_ray.io.opening import open_source
 from megamind_ray.io.retry import call_with_retry, read_with_retry
-from megamind_ray.io.source import Source, open_source
+from megamind_ray.io.source import Source
 
 __all__ = ["ExtentReader", "SourceOpener", "StagedExtent", "tensors_in"]
 
@@ -58,14 +59,14 @@ class ExtentReader:
         *,
         ring: StagingRing | None = None,
         counters: ReadCounters | None = None,
-        opener: SourceOpener = open_source,
+        opener: SourceOpener | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         self.files = files
         self.counters = counters if counters is not None else ReadCounters()
         self._retry = config.retry
         self._ring = ring if ring is not None else StagingRing(config.io.read_threads)
-        self._opener = opener
+        self._opener = opener if opener is not None else partial(open_source, io=config.io, retry=config.retry)
         self._stop = stop if stop is not None else threading.Event()
         self._lock = threading.Lock()
         self._sources: dict[int, Source] = {}
@@ -135,21 +136,23 @@ class ExtentReader:
     def _read_piece(self, file: int, begin: int, end: int, buffer: Bytes) -> bool:
         """Reads part of a chunk, or a whole one. True where it was checked against a reference."""
         expected = self._reference(file, begin, end)
-        self._read_once(file, begin, buffer, ReadKind.PAYLOAD)
+        found = self._read_once(file, begin, buffer, ReadKind.PAYLOAD, summed=expected is not None)
         if expected is None:
             return False
         for reads in range(1, self._retry.attempts + 1):
-            found = crc32(buffer)
             if found == expected:
                 if reads > 1:
                     self._note("chunk_mismatch", file, begin, end, f"read {reads} times, then it was right", reads - 1)
                 return True
             if reads < self._retry.attempts:
-                self._read_once(file, begin, buffer, ReadKind.RETRIED)
+                found = self._read_once(file, begin, buffer, ReadKind.RETRIED, summed=True, past_cache=True)
         self.check_unchanged(file)
         raise self._mismatch(file, begin, end, found, expected)
 
-    def _read_once(self, file: int, begin: int, buffer: Bytes, kind: ReadKind) -> None:
+    def _read_once(
+        self, file: int, begin: int, buffer: Bytes, kind: ReadKind, *, summed: bool, past_cache: bool = False
+    ) -> int:
+        """Reads a range; gives its CRC-32 where ``summed``, else 0."""
         num_retries = 0
 
         def wait(seconds: float) -> None:
@@ -157,10 +160,21 @@ class ExtentReader:
             num_retries += 1
             self._wait(seconds)
 
-        read_with_retry(self._source(file), begin, buffer.data, self._retry, self.counters, kind=kind, sleep=wait)
+        found = read_with_retry(
+            self._source(file),
+            begin,
+            buffer.data,
+            self._retry,
+            self.counters,
+            kind=kind,
+            summed=summed,
+            past_cache=past_cache,
+            sleep=wait,
+        )
         if num_retries:
             end = begin + buffer.nbytes
             self._note("chunk_retried", file, begin, end, f"read in attempt {num_retries + 1}", num_retries)
+        return found
 
     def _source(self, file: int) -> Source:
         source = self._sources.get(file)

@@ -24,7 +24,6 @@ from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
 from megamind_ray.engine.session import RankSession
 from megamind_ray.engine.team import run_team
 from megamind_ray.errors import RequestError
-from megamind_ray.io.source import open_source
 from megamind_ray.planning.compile import compile_agent, compile_rank
 
 __all__ = ["LocalLoad", "load_plan"]
@@ -51,7 +50,7 @@ def load_plan(
     config: Config,
     arenas: Sequence[Arena],
     *,
-    opener: SourceOpener = open_source,
+    opener: SourceOpener | None = None,
     stop: threading.Event | None = None,
 ) -> LocalLoad:
     """Executes a plan: every extent is read once, its blocks go to all sessions that need them.
@@ -64,7 +63,7 @@ def load_plan(
         manifest: The checkpoint that it was made for.
         config: Threads and retries.
         arenas: One per rank; several ranks may share one.
-        opener: Opens files.
+        opener: Opens files; by default ``io.open_source`` with the settings of ``config``.
         stop: Set from outside, it ends the load early.
 
     Raises:
@@ -109,7 +108,7 @@ class _Agent:
         program: AgentProgram,
         sessions: Sequence[RankSession],
         config: Config,
-        opener: SourceOpener,
+        opener: SourceOpener | None,
         stop: threading.Event,
     ) -> None:
         self.program = program

@@ -15,7 +15,6 @@ from megamind_ray.engine.sinks import TensorSink
 from megamind_ray.engine.slice_reads import ReadSummary, read_slices, slice_table
 from megamind_ray.engine.state_dict import check_device
 from megamind_ray.errors import RequestError, listed
-from megamind_ray.io.source import open_source
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +50,7 @@ def load_module(
     *,
     strict: bool,
     device: str | None = None,
-    opener: SourceOpener = open_source,
+    opener: SourceOpener | None = None,
 ) -> ModuleLoad:
     """Fills a module; see ``api.local.load_into``, which this is the engine of.
 

@@ -24,7 +24,6 @@ from megamind_ray.engine.team import run_team
 from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, RequestError
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.counters import ReadTotals
-from megamind_ray.io.source import open_source
 from megamind_ray.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,14 +47,14 @@ class RankSession:
         program: What to do.
         arena: Where the views go; the session takes one allocation of it.
         config: Retries and threads.
-        opener: Opens files; the default is ``io.open_source``.
+        opener: Opens files; by default ``io.open_source`` with the settings of ``config``.
 
     Raises:
         CapacityError: The arena has no room.
     """
 
     def __init__(
-        self, program: RankProgram, arena: Arena, config: Config, *, opener: SourceOpener = open_source
+        self, program: RankProgram, arena: Arena, config: Config, *, opener: SourceOpener | None = None
     ) -> None:
         self.program = program
         self._arena = arena

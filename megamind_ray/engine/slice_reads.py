@@ -23,7 +23,6 @@ from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
 from megamind_ray.engine.staging import StagingRing
 from megamind_ray.engine.team import run_team
 from megamind_ray.io.counters import ReadTotals
-from megamind_ray.io.source import open_source
 from megamind_ray.planning.compile import file_table
 from megamind_ray.planning.extents import Cut, cut
 from megamind_ray.planning.geometry import BoxRows
@@ -70,7 +69,7 @@ def read_slices(
     sink: Sink,
     config: Config,
     *,
-    opener: SourceOpener = open_source,
+    opener: SourceOpener | None = None,
     make_buffer: Callable[[int], Bytes] = host_buffer,
     stop: threading.Event | None = None,
 ) -> ReadSummary:
@@ -81,7 +80,7 @@ def read_slices(
         slices: What to read, sorted by (file, offset).
         sink: Where to; ``slices.tensor`` are its numbers.
         config: Sizes, threads, retries.
-        opener: Opens files.
+        opener: Opens files; by default ``io.open_source`` with the settings of ``config``.
         make_buffer: Makes staging buffers.
         stop: Set from outside, it ends the reading early.
 

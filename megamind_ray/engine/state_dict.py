@@ -19,7 +19,6 @@ from megamind_ray.engine.extent_reader import SourceOpener
 from megamind_ray.engine.sinks import MappingSink, TensorSink
 from megamind_ray.engine.slice_reads import ReadSummary, SliceRows, read_slices, slice_table
 from megamind_ray.errors import RequestError
-from megamind_ray.io.source import open_source
 from megamind_ray.planning.geometry import BoxRows
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def load_tensors(
     config: Config,
     *,
     raw: bool = False,
-    opener: SourceOpener = open_source,
+    opener: SourceOpener | None = None,
 ) -> LoadedTensors:
     """Reads whole tensors.
 
@@ -64,7 +63,7 @@ def load_tensors(
         device: ``cpu``, ``cuda``, ``cuda:N``, or whatever else torch can copy to.
         config: Sizes, threads, retries.
         raw: Give dtypes that torch lacks as packed ``uint8``.
-        opener: Opens files.
+        opener: Opens files; by default ``io.open_source`` with the settings of ``config``.
 
     Raises:
         RequestError: Torch lacks a dtype and ``raw`` is off, or it has no such device.

@@ -3,6 +3,9 @@
 from megamind_ray.io.checkpoint import open_manifest
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.counters import ReadCounters, ReadKind, ReadTotals
+from megamind_ray.io.local_source import LocalSource
+from megamind_ray.io.opening import open_source
+from megamind_ray.io.remote_source import FsspecSource
 from megamind_ray.io.retry import call_with_retry, read_with_retry
 from megamind_ray.io.sidecar import (
     Sidecar,
@@ -12,7 +15,7 @@ from megamind_ray.io.sidecar import (
     to_reference,
     write_sidecar,
 )
-from megamind_ray.io.source import FileVersion, FsspecSource, LocalSource, ShortReadError, Source, open_source
+from megamind_ray.io.source import FileVersion, ShortReadError, Source
 from megamind_ray.io.verify import Mismatch, VerifyResult, record_checksums, verify_checksums
 
 __all__ = [

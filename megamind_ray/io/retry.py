@@ -83,9 +83,11 @@ def read_with_retry(
     counters: ReadCounters,
     *,
     kind: ReadKind = ReadKind.PAYLOAD,
+    summed: bool = False,
+    past_cache: bool = False,
     sleep: Callable[[float], None] = time.sleep,
     uniform: Callable[[], float] = random.random,
-) -> None:
+) -> int:
     """Fills the buffer from a source, with further attempts where storage fails.
 
     Args:
@@ -95,8 +97,13 @@ def read_with_retry(
         retry: Bounds.
         counters: The first attempt counts as ``kind``, all others as ``RETRIED``.
         kind: ``RETRIED`` where the caller itself reads again, as after a checksum mismatch.
+        summed: Compute the CRC-32 on the way.
+        past_cache: As ``Source.read_into``.
         sleep: Waits that many seconds.
         uniform: Random number from 0 to 1.
+
+    Returns:
+        The CRC-32 where ``summed``, else 0.
 
     Raises:
         SourceError: Still failing after ``retry.attempts``.
@@ -105,11 +112,14 @@ def read_with_retry(
     """
     end = offset + buffer.nbytes
 
-    def attempt(number: int) -> None:
+    def attempt(number: int) -> int:
         # Before the read, whether or not it then succeeds: these bytes were asked of the storage.
         counters.add(kind if number == 1 else ReadKind.RETRIED, buffer.nbytes)
-        source.read_into(offset, buffer)
+        if summed:
+            return source.read_summed(offset, buffer, past_cache=past_cache)
+        source.read_into(offset, buffer, past_cache=past_cache)
+        return 0
 
-    call_with_retry(
+    return call_with_retry(
         attempt, uri=source.uri, what=f"reading bytes [{offset}, {end})", retry=retry, sleep=sleep, uniform=uniform
     )

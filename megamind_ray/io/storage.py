@@ -11,8 +11,9 @@ from megamind_ray.config import RetryConfig
 from megamind_ray.errors import RequestError
 from megamind_ray.io.counters import ReadCounters, ReadKind
 from megamind_ray.io.location import Location, fsspec_filesystem
+from megamind_ray.io.opening import open_location
 from megamind_ray.io.retry import call_with_retry, read_with_retry
-from megamind_ray.io.source import Source, open_location, storage_errors
+from megamind_ray.io.source import Source, storage_errors
 from megamind_ray.units import MIB, format_bytes
 
 __all__ = ["Browser", "Listing", "PathKind"]

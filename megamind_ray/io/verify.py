@@ -14,9 +14,10 @@ from megamind_ray.core.manifest import FileInfo, Manifest, Reference
 from megamind_ray.errors import RequestError
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.counters import ReadCounters, ReadKind
+from megamind_ray.io.opening import open_source
 from megamind_ray.io.retry import call_with_retry, read_with_retry
 from megamind_ray.io.sidecar import Sidecar, SidecarFile, check_chunk_bytes
-from megamind_ray.io.source import Source, open_source
+from megamind_ray.io.source import Source
 
 __all__ = ["Mismatch", "Progress", "VerifyResult", "record_checksums", "verify_checksums"]
 

@@ -22,6 +22,7 @@ from megamind_ray.core.topology import Gpu, Node, Topology
 from megamind_ray.io import (
     LocalSource,
     Source,
+    crc32,
     default_sidecar_path,
     open_manifest,
     open_source,
@@ -192,10 +193,14 @@ class _FaultySource:
         self._storage = storage
         self.uri, self.version, self.size_bytes = inner.uri, inner.version, inner.size_bytes
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
+    def read_summed(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> int:
+        self.read_into(offset, buffer, past_cache=past_cache)
+        return crc32(buffer)
+
+    def read_into(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> None:
         storage = self._storage
         storage.before_read(offset)
-        self._inner.read_into(offset, buffer)
+        self._inner.read_into(offset, buffer, past_cache=past_cache)
         with storage.lock:
             storage.offsets.append(offset)
             if storage.errors_left:

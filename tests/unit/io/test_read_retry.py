@@ -21,7 +21,7 @@ class FlakySource:
         self.errors = list(errors)
         self.offsets: list[int] = []
 
-    def read_into(self, offset: int, buffer: Any) -> None:
+    def read_into(self, offset: int, buffer: Any, *, past_cache: bool = False) -> None:
         self.offsets.append(offset)
         if self.errors:
             raise self.errors.pop(0)

@@ -23,7 +23,8 @@ from megamind_ray.io import (
     open_manifest,
     open_source,
 )
-from megamind_ray.io.source import FileVersion, ShortReadError, _nanoseconds
+from megamind_ray.io.remote_source import _nanoseconds
+from megamind_ray.io.source import FileVersion, ShortReadError
 
 DATA = bytes(range(256)) * 4
 
