@@ -1,19 +1,23 @@
 """The one configuration tree. The environment is read here and nowhere else.
 
-Order, later wins: defaults, a TOML file, ``MEGAMIND_*`` variables (``MEGAMIND_IO_CHUNK_BYTES`` is ``io.chunk_bytes``),
-arguments.
+Order, later wins: defaults, the profile that ``megamind tune`` wrote on this machine, a TOML file, ``MEGAMIND_*``
+variables (``MEGAMIND_IO_CHUNK_BYTES`` is ``io.chunk_bytes``), arguments.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import megamind_ray
+from megamind_ray.core.profile import Machine, Profile, parse_profile
 from megamind_ray.errors import RequestError
 from megamind_ray.units import GIB, KIB, MIB, format_bytes, parse_bytes
 
@@ -26,13 +30,22 @@ __all__ = [
     "PlacementConfig",
     "PlanConfig",
     "PoolConfig",
+    "ProfileState",
+    "ProfileStatus",
     "RetryConfig",
     "RoutingConfig",
+    "find_profile",
     "load_config",
+    "profile_path",
     "ray_address",
+    "setting_origins",
+    "this_machine",
 ]
 
 DirectMode = Literal["auto", "always", "never"]
+ProfileState = Literal["in force", "absent", "off", "ignored"]
+
+_log = logging.getLogger(__name__)
 
 
 def _require(ok: bool, field_name: str, value: object, remedy: str) -> None:
@@ -243,14 +256,22 @@ class Config:
 
 
 ENV_PREFIX = "MEGAMIND_"
-# Variables with the prefix that are not settings of this tree: the file itself, and switches of the test suite.
-_RESERVED = ("MEGAMIND_CONFIG", "MEGAMIND_REQUIRE_", "MEGAMIND_TEST_")
+# Variables with the prefix that are not settings of this tree: files, and switches of the test suite.
+_RESERVED = ("MEGAMIND_CONFIG", "MEGAMIND_PROFILE", "MEGAMIND_REQUIRE_", "MEGAMIND_TEST_")
+# A program that loads a thousand files is told once why a profile is not for it.
+_told: set[tuple[Path | None, str]] = set()
+
+_REMEDY = "measure again with `megamind tune`, remove it with `megamind tune --reset`, or set MEGAMIND_PROFILE=off"
+
+_Layer = tuple[str, Mapping[str, Mapping[str, object]]]
 
 
 def load_config(
     path: str | Path | None = None,
     overrides: Mapping[str, Mapping[str, object]] | None = None,
     environ: Mapping[str, str] | None = None,
+    *,
+    profile: bool = True,
 ) -> Config:
     """Builds the configuration.
 
@@ -258,19 +279,147 @@ def load_config(
         path: TOML file; default is ``$MEGAMIND_CONFIG`` where set.
         overrides: By section and field; goes before file and environment.
         environ: In place of the process's environment (for tests).
+        profile: Whether the profile of this machine counts. Not for settings that go to other machines, as those of a
+            cluster do (docs/design/0014).
 
     Raises:
-        RequestError: No such file, a key that is not known, or a value that is not allowed.
+        RequestError: No such file, a key that is not known, a value that is not allowed, or a broken profile.
     """
     env = os.environ if environ is None else environ
-    values: dict[str, dict[str, object]] = {}
+    return _build(_layers(path, overrides, env, profile=profile))
+
+
+def setting_origins(
+    path: str | Path | None = None, environ: Mapping[str, str] | None = None, *, profile: bool = True
+) -> dict[str, str]:
+    """Where the value of each setting that ``load_config`` gives comes from: ``"io.direct"`` -> ``"default"``.
+
+    Raises:
+        RequestError: As ``load_config``.
+    """
+    env = os.environ if environ is None else environ
+    origins = {
+        f"{section}.{item.name}": "default"
+        for section, kind in get_type_hints(Config).items()
+        for item in dataclasses.fields(kind)
+    }
+    for origin, layer in _layers(path, None, env, profile=profile):
+        origins.update({f"{section}.{name}": origin for section, fields in layer.items() for name in fields})
+    return origins
+
+
+def _layers(
+    path: str | Path | None,
+    overrides: Mapping[str, Mapping[str, object]] | None,
+    env: Mapping[str, str],
+    *,
+    profile: bool,
+) -> list[_Layer]:
+    """What goes over the defaults, the weakest first, each with where it comes from."""
+    layers: list[_Layer] = []
     source = path if path is not None else env.get("MEGAMIND_CONFIG")
     if source is not None:
-        _merge(values, _read_toml(Path(source)), str(source))
-    _merge(values, _from_environ(env), "environment")
-    _merge(values, overrides or {}, "arguments")
+        layers.append((f"file {source}", _read_toml(Path(source))))
+    layers += [("environment", _from_environ(env)), ("arguments", overrides or {})]
+    found = find_profile(env) if profile else None
+    if found is None or found.profile is None or found.state != "in force":
+        if found is not None and found.state == "ignored":
+            _tell(found.path, found.reason)
+        return layers
+    measured: list[_Layer] = [(f"profile {found.path}", found.profile.settings), *layers]
+    try:
+        _build(measured)
+    except RequestError:
+        _build(layers)  # what is wrong without the profile, too, is the user's to correct
+        _tell(found.path, "its settings cannot be joined with those of the file, environment or arguments")
+        return layers
+    return measured
+
+
+def _build(layers: Sequence[_Layer]) -> Config:
+    values: dict[str, dict[str, object]] = {}
+    for origin, layer in layers:
+        _merge(values, layer, origin)
     sections = get_type_hints(Config)
     return Config(**{name: sections[name](**fields) for name, fields in values.items()})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileStatus:
+    """What became of the profile.
+
+    Attributes:
+        path: Where it is, or would be; None where there is no home directory to look in.
+        state: Whether it is used.
+        reason: Why not, where it is ignored.
+        profile: Its content, where there is one of a schema that is known.
+    """
+
+    path: Path | None
+    state: ProfileState
+    reason: str = ""
+    profile: Profile | None = None
+
+
+def profile_path(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where the profile is: ``$MEGAMIND_PROFILE``, else ``megamind-ray/profile.toml`` in the user's configuration.
+
+    Also where it would be if ``MEGAMIND_PROFILE`` were not ``off``. None where the environment names no home directory.
+    """
+    env = os.environ if environ is None else environ
+    named = env.get("MEGAMIND_PROFILE", "")
+    if named and named != "off":
+        return Path(named)
+    base = env.get("XDG_CONFIG_HOME", "")
+    if not base.startswith("/"):  # the specification of these folders has relative ones ignored
+        home = env.get("HOME", "")
+        base = f"{home}/.config" if home else ""
+    return Path(base, "megamind-ray", "profile.toml") if base else None
+
+
+def find_profile(environ: Mapping[str, str] | None = None) -> ProfileStatus:
+    """Looks for the profile, and whether it is one of this machine.
+
+    Raises:
+        RequestError: It is broken, or ``MEGAMIND_PROFILE`` names a file that cannot be read.
+    """
+    env = os.environ if environ is None else environ
+    path, named = profile_path(env), env.get("MEGAMIND_PROFILE", "")
+    if named == "off" or path is None:
+        return ProfileStatus(path=path, state="off" if named == "off" else "absent")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        return _without_profile(path, error, is_named=bool(named))
+    found = parse_profile(text, str(path))
+    reason = found.foreign_reason(this_machine())
+    if reason is not None:
+        return ProfileStatus(path=path, state="ignored", reason=reason, profile=found)
+    try:
+        _build([("settings", found.settings)])
+    except RequestError as error:
+        raise RequestError(f"profile {path}: {error}; {_REMEDY}") from error
+    return ProfileStatus(path=path, state="in force", profile=found)
+
+
+def this_machine() -> Machine:
+    """What a profile must have been measured on to be used here."""
+    return Machine(hostname=socket.gethostname(), cpus=os.cpu_count() or 1, release=megamind_ray.__version__)
+
+
+def _without_profile(path: Path, error: OSError | ValueError, *, is_named: bool) -> ProfileStatus:
+    """No profile was asked for by name: a home directory that is not there, or not this user's, is no mistake."""
+    if not is_named and isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ProfileStatus(path=path, state="absent")
+    if not is_named and isinstance(error, PermissionError):
+        return ProfileStatus(path=path, state="ignored", reason="this user may not read it")
+    raise RequestError(f"profile {path}: cannot be read ({error}); {_REMEDY}") from error
+
+
+def _tell(path: Path | None, reason: str) -> None:
+    if (path, reason) not in _told:
+        _told.add((path, reason))
+        _log.warning("profile %s is not used: %s; run `megamind tune` here, or set MEGAMIND_PROFILE=off", path, reason)
 
 
 def ray_address(environ: Mapping[str, str] | None = None) -> str | None:

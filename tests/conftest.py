@@ -14,6 +14,9 @@ settings.register_profile("default", deadline=None, suppress_health_check=[Healt
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
+# What a developer measured on this machine is none of the tests' business, nor of the processes that they start.
+os.environ["MEGAMIND_PROFILE"] = "off"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need what the machine lacks are skipped and say what it lacks, unless ``MEGAMIND_REQUIRE_GPU`` or

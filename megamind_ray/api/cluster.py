@@ -61,7 +61,7 @@ def connect(
         raise RequestError(f"lifetime={lifetime!r}: take 'job' or 'detached'")
     from megamind_ray.actors.connection import connect_ray
 
-    settings = load_config() if config is None else config
+    settings = load_config(profile=False) if config is None else config
     model_name(fleet)
     memory_bytes = None if device_memory is None else parse_bytes(device_memory, what="device_memory")
     pool_bytes = None if pool is None else parse_bytes(pool, what="pool")

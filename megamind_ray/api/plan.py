@@ -54,7 +54,7 @@ def plan(
     from megamind_ray.io import open_manifest
     from megamind_ray.planning import build_demands, build_plan, load_topology
 
-    settings = load_config() if config is None else config
+    settings = load_config(profile=False) if config is None else config
     mesh = parallel or Parallel()
     if topology is None:
         hardware = nominal_topology(mesh.world)

@@ -92,7 +92,7 @@ def load_command(
         from megamind_ray.report.tables import report_tables
 
         parallel = Parallel(tp=tp, pp=pp, dp=dp, ep=ep)
-        settings = load_config(config)
+        settings = load_config(config, profile=False)
         user_rules = load_rules(rules) if rules is not None else ()
         _require_writable(report)
         cluster = connect(

@@ -65,7 +65,7 @@ def plan_command(
             rules=load_rules(rules) if rules is not None else (),
             keep=keep,
             allow_replication=allow_replication,
-            config=load_config(config),
+            config=load_config(config, profile=False),
         )
         summary = summarize_plan(made)
         hardware = "nominal nodes of eight 80 GiB GPUs" if topology is None else str(topology)

@@ -48,7 +48,7 @@ def verify_command(
     with Output(as_json) as output, terminated_as_interrupt():
         from megamind_ray.config import load_config
 
-        settings = load_config(config)
+        settings = load_config(config, profile=not record)
         if record:
             output.emit(*_record(uri, sidecar, settings))
             return
