@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from megamind_ray.api.arena import Arena
     from megamind_ray.api.cluster import Cluster, LoadedModel, connect, down
     from megamind_ray.api.local import inspect, load_file, load_into, load_state_dict
     from megamind_ray.api.plan import plan
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Arena",
     "CapacityError",
     "Cluster",
     "ClusterError",
@@ -75,6 +77,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "megamind_ray.api.arena": ("Arena",),
     "megamind_ray.api.cluster": ("Cluster", "LoadedModel", "connect", "down"),
     "megamind_ray.api.local": ("inspect", "load_file", "load_into", "load_state_dict"),
     "megamind_ray.api.plan": ("plan",),

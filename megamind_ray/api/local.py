@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from megamind_ray.api.arena import Arena
 from megamind_ray.config import Config, load_config
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.tensor import TensorInfo
@@ -41,7 +42,7 @@ def inspect(uri: Uri, *, config: Config | None = None) -> Manifest:
     return open_manifest(uri, io=settings.io, retry=settings.retry)
 
 
-def load_file(path: Uri, device: str = "cpu") -> dict[str, torch.Tensor]:
+def load_file(path: Uri, device: str | None = None, *, arena: Arena | None = None) -> dict[str, torch.Tensor]:
     """Loads a safetensors file, as ``safetensors.torch.load_file`` does: same names, dtypes, shapes and values.
 
     The memory is this process's own, not the page cache's. On the host all tensors share one mapping, which is given
@@ -50,10 +51,13 @@ def load_file(path: Uri, device: str = "cpu") -> dict[str, torch.Tensor]:
 
     Args:
         path: The file; a URI works too.
-        device: Where to, as torch names it.
+        device: Where to, as torch names it; ``cpu`` by default, or the arena's.
+        arena: Memory to use again instead of fresh memory.
 
     Raises:
-        RequestError: There is no such file, it is a folder, or torch lacks one of its dtypes (F6).
+        RequestError: There is no such file, it is a folder, torch lacks one of its dtypes (F6), or the arena is on
+            another device.
+        CapacityError: The arena has no room.
         IntegrityError: The file is damaged, changed, or does not match its sidecar.
         SourceError: The storage does not answer.
     """
@@ -61,14 +65,15 @@ def load_file(path: Uri, device: str = "cpu") -> dict[str, torch.Tensor]:
     manifest = inspect(path, config=config)
     if len(manifest.files) != 1 or not _names_file(path, manifest):
         raise RequestError(f"{os.fspath(path)}: is not one safetensors file; load folders with load_state_dict")
-    return load_tensors(manifest, list(manifest.tensors.values()), device, config).tensors
+    return _load(manifest, list(manifest.tensors.values()), device, config, arena)
 
 
 def load_state_dict(
     uri: Uri,
-    device: str = "cpu",
+    device: str | None = None,
     include: str | Sequence[str] | None = None,
     *,
+    arena: Arena | None = None,
     raw: bool = False,
     config: Config | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -79,13 +84,16 @@ def load_state_dict(
 
     Args:
         uri: A file, a Hugging Face folder, an index, or any URI that fsspec reaches.
-        device: Where to, as torch names it.
+        device: Where to, as torch names it; ``cpu`` by default, or the arena's.
         include: Globs on names (``"model.layers.0.*"``); only matching tensors are read.
+        arena: Memory to use again instead of fresh memory.
         raw: Give dtypes that torch lacks (F6) as packed ``uint8``, the last dim in bytes.
         config: Settings; by default those of the environment.
 
     Raises:
-        RequestError: There is no checkpoint, a glob matches nothing, or torch lacks a dtype and ``raw`` is off.
+        RequestError: There is no checkpoint, a glob matches nothing, torch lacks a dtype and ``raw`` is off, or the
+            arena is on another device.
+        CapacityError: The arena has no room.
         IntegrityError: A file is damaged, changed, or does not match its sidecar.
         SourceError: The storage does not answer.
     """
@@ -96,7 +104,7 @@ def load_state_dict(
     for name in names:
         present = manifest.tied.get(name, name)
         infos[present] = manifest.tensors[present]
-    tensors = load_tensors(manifest, list(infos.values()), device, settings, raw=raw).tensors
+    tensors = _load(manifest, list(infos.values()), device, settings, arena, raw=raw)
     return {name: tensors[manifest.tied.get(name, name)] for name in names}
 
 
@@ -140,6 +148,21 @@ def load_into(
 
     settings = config if config is not None else load_config()
     return load_module(module, inspect(uri, config=settings), settings, strict=strict, device=device)
+
+
+def _load(
+    manifest: Manifest,
+    infos: list[TensorInfo],
+    device: str | None,
+    config: Config,
+    arena: Arena | None,
+    *,
+    raw: bool = False,
+) -> dict[str, torch.Tensor]:
+    if arena is None:
+        return load_tensors(manifest, infos, device or "cpu", config, raw=raw).tensors
+    arena.require_device(device)
+    return load_tensors(manifest, infos, arena.device, config, arena=arena.memory, raw=raw).tensors
 
 
 def _names_file(path: Uri, manifest: Manifest) -> bool:

@@ -7,6 +7,7 @@ import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -28,6 +29,8 @@ __all__ = ["POISON", "Allocation", "Arena", "ArenaLedger", "HostArena", "LedgerA
 
 POISON: Final = 0xA5
 _PAGE_BYTES: Final = mmap.PAGESIZE
+_HUGE_PAGE_BYTES: Final = 2 << 20
+_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 _MAP_NORESERVE: Final = 0x4000  # Linux; the mmap module names it from Python 3.13 on
 
 
@@ -82,6 +85,9 @@ class Arena(Protocol):
             RequestError: Leases are out after the deadline (the allocation stays), or it was given back before.
         """
 
+    def free_when_unused(self, allocation: Allocation) -> None:
+        """Gives a range back as soon as all its leases were returned, without anybody asking again."""
+
     def lease(self, allocation: Allocation) -> Lease:
         """Keeps ``free`` from giving the range to somebody else."""
 
@@ -128,6 +134,7 @@ class ArenaLedger:
         self._holes = HoleList(budget_bytes)
         self._epochs = itertools.count(1)
         self._lock = threading.Lock()
+        self._expiring: dict[int, Allocation] = {}
 
     @property
     def free_bytes(self) -> int:
@@ -148,6 +155,22 @@ class ArenaLedger:
     def free(self, allocation: Allocation, deadline_s: float, wipe: Callable[[Allocation], None]) -> None:
         """Ends the epoch, has the bytes wiped while nobody else can get them, then gives the range back."""
         self.leases.close(allocation.epoch, deadline_s, allocation.nbytes)
+        self._give_back(allocation, wipe)
+
+    def free_when_unused(self, allocation: Allocation) -> None:
+        """Has the range given back by a ``sweep`` after its last lease was returned."""
+        with self._lock:
+            self._expiring[allocation.epoch] = allocation
+        self.leases.expire(allocation.epoch)
+
+    def sweep(self, wipe: Callable[[Allocation], None]) -> None:
+        """Gives back what nobody uses any more."""
+        for epoch in self.leases.take_expired():
+            with self._lock:
+                allocation = self._expiring.pop(epoch)
+            self._give_back(allocation, wipe)
+
+    def _give_back(self, allocation: Allocation, wipe: Callable[[Allocation], None]) -> None:
         wipe(allocation)
         with self._lock:
             self._holes.give(allocation.offset, allocation.offset + allocation.nbytes)
@@ -191,13 +214,18 @@ class LedgerArena(ABC):
 
     @property
     def free_bytes(self) -> int:
+        self._ledger.sweep(self._wipe)
         return self._ledger.free_bytes
 
     def allocate(self, nbytes: int, alignment: int = 256) -> Allocation:
+        self._ledger.sweep(self._wipe)
         return self._ledger.allocate(nbytes, alignment)
 
     def free(self, allocation: Allocation, deadline_s: float = 0.0) -> None:
         self._ledger.free(allocation, deadline_s, self._wipe)
+
+    def free_when_unused(self, allocation: Allocation) -> None:
+        self._ledger.free_when_unused(allocation)
 
     def lease(self, allocation: Allocation) -> Lease:
         return self._ledger.leases.lease(allocation.epoch)
@@ -230,18 +258,39 @@ class HostArena(LedgerArena):
         budget_bytes: Size.
         poison: Test mode: freed memory is filled with ``POISON`` instead of given to the system, so that a tensor
             that outlived its lease shows.
+        keep_pages: Keep freed memory for the next allocation instead of giving its pages to the system: the first
+            touch of a page costs more than reading its bytes does.
         where: Name for messages.
     """
 
-    def __init__(self, budget_bytes: int, *, poison: bool = False, where: str = "host arena") -> None:
+    def __init__(
+        self, budget_bytes: int, *, poison: bool = False, keep_pages: bool = False, where: str = "host arena"
+    ) -> None:
         super().__init__(ArenaLedger(where, budget_bytes))
         self._mapping = _map_anonymous(budget_bytes)
         self._bytes: Bytes = np.frombuffer(self._mapping, dtype=np.uint8, count=budget_bytes)
         self._poison = poison
+        self._keep_pages = keep_pages
 
     @property
     def device(self) -> str:
         return "cpu"
+
+    def prefault(self, num_threads: int) -> None:
+        """Takes all pages now, side by side, so that no load has to wait for them."""
+        share_bytes = -(-self.budget_bytes // (num_threads * _HUGE_PAGE_BYTES)) * _HUGE_PAGE_BYTES
+        shares = [
+            (begin, min(begin + share_bytes, self.budget_bytes)) for begin in range(0, self.budget_bytes, share_bytes)
+        ]
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="prefault") as pool:
+            list(pool.map(self._take_pages, shares))
+
+    def _take_pages(self, share: tuple[int, int]) -> None:
+        begin, end = share
+        try:
+            self._mapping.madvise(_MADV_POPULATE_WRITE, begin, end - begin)
+        except OSError:  # before Linux 5.14; only called while nobody has an allocation, so any value will do
+            self._bytes[begin:end:_PAGE_BYTES] = 0
 
     def host_bytes(self, allocation: Allocation) -> Bytes:
         return self._bytes[allocation.offset : allocation.offset + allocation.nbytes]
@@ -264,6 +313,7 @@ class HostArena(LedgerArena):
         begin, end = allocation.offset, allocation.offset + allocation.nbytes
         if self._poison:
             self._bytes[begin:end] = POISON
+        if self._poison or self._keep_pages:
             return
         # Whole pages only: the first and the last may hold bytes of a neighbour.
         begin, end = -(-begin // _PAGE_BYTES) * _PAGE_BYTES, end // _PAGE_BYTES * _PAGE_BYTES
@@ -300,6 +350,6 @@ def _map_anonymous(nbytes: int) -> mmap.mmap:
         flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
         prot=mmap.PROT_READ | mmap.PROT_WRITE,
     )
-    if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= 2 << 20:
+    if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= _HUGE_PAGE_BYTES:
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping

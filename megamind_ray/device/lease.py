@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from types import TracebackType
 from typing import Self
 
@@ -54,6 +55,8 @@ class LeaseBook:
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._held: dict[int, int] = {}
+        self._expiring: set[int] = set()
+        self._expired: deque[int] = deque()
 
     def open(self, epoch: int) -> None:
         """Admits leases on a new allocation."""
@@ -105,7 +108,28 @@ class LeaseBook:
                 self._changed.wait(rest_s)
             del self._held[epoch]
 
+    def expire(self, epoch: int) -> None:
+        """Ends an epoch with the last lease of it, whenever that is returned; ``take_expired`` then tells."""
+        with self._changed:
+            self._expiring.add(epoch)
+            self._end_if_unused(epoch)
+
+    def take_expired(self) -> list[int]:
+        """Epochs that ended by themselves since the last call."""
+        expired = []
+        while self._expired:
+            expired.append(self._expired.popleft())
+        return expired
+
     def _returned(self, epoch: int) -> None:
         with self._changed:
             self._held[epoch] -= 1
+            self._end_if_unused(epoch)
             self._changed.notify_all()
+
+    def _end_if_unused(self, epoch: int) -> None:
+        # Only noted: this may be the garbage collector, in the middle of the code that hands out memory.
+        if epoch in self._expiring and not self._held[epoch]:
+            del self._held[epoch]
+            self._expiring.discard(epoch)
+            self._expired.append(epoch)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from megamind_ray.config import Config
-from megamind_ray.core.manifest import FileInfo
 from megamind_ray.core.program import FileTable
 from megamind_ray.core.report import Fault, Verified
 from megamind_ray.device.strided import Bytes
+from megamind_ray.engine.chunk_reader import ChunkReader, tensors_in
+from megamind_ray.engine.file_sources import FileSources, SourceOpener
 from megamind_ray.engine.staging import StagingRing
-from megamind_ray.errors import IntegrityError, listed
-from megamind_ray.io.counters import ReadCounters, ReadKind
-from megamind_ray.io.opening import open_source
-from megamind_ray.io.retry import call_with_retry, read_with_retry
-from megamind_ray.io.source import Source
+from megamind_ray.io.counters import ReadCounters
 
 __all__ = ["ExtentReader", "SourceOpener", "StagedExtent", "tensors_in"]
-
-SourceOpener = Callable[[str, FileInfo], Source]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +39,7 @@ class ExtentReader:
 
     Args:
         files: What to read from.
-        config: Bounds of retries.
+        config: Mirrors, bounds of retries, when a source is put in quarantine.
         ring: Staging buffers; by default one per reading thread.
         counters: Where reads are counted.
         opener: Opens a file; the default is ``io.open_source``.
@@ -64,13 +58,14 @@ class ExtentReader:
     ) -> None:
         self.files = files
         self.counters = counters if counters is not None else ReadCounters()
-        self._retry = config.retry
         self._ring = ring if ring is not None else StagingRing(config.io.read_threads)
-        self._opener = opener if opener is not None else partial(open_source, io=config.io, retry=config.retry)
-        self._stop = stop if stop is not None else threading.Event()
         self._lock = threading.Lock()
-        self._sources: dict[int, Source] = {}
         self._faults: list[Fault] = []
+        stop = stop if stop is not None else threading.Event()
+        self._sources = FileSources(files, config, note=self._note, stop=stop, opener=opener)
+        self._chunks = ChunkReader(
+            files, self._sources, config.retry, counters=self.counters, note=self._note, stop=stop
+        )
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -91,10 +86,11 @@ class ExtentReader:
         """Reads a range into a staging buffer, and makes sure that the file did not change meanwhile.
 
         Raises:
-            IntegrityError: A chunk does not match its reference after several reads, or the file changed.
-            SourceError: Storage still fails after all retries.
+            IntegrityError: A chunk does not match its reference, whatever source it comes from, or the file changed.
+            SourceError: Storage still fails after all retries, and all mirrors do.
+            RequestError: The file is gone, and there is no mirror.
         """
-        with self._ring.lend(end - begin) as buffer:
+        with self._ring.lend(end - begin, begin) as buffer:
             verified = self.read_into(file, begin, end, buffer)
             self.check_unchanged(file)
             yield StagedExtent(begin, buffer, verified)
@@ -105,12 +101,11 @@ class ExtentReader:
         Whether the file changed is for the caller to check, with ``check_unchanged``, before the bytes are used.
 
         Raises:
-            IntegrityError: A chunk does not match its reference after several reads.
-            SourceError: Storage still fails after all retries.
+            IntegrityError, SourceError, RequestError: As for ``staged``.
         """
         verified: Verified = "reference"
         for piece_begin, piece_end in self.pieces(file, begin, end):
-            if not self._read_piece(file, piece_begin, piece_end, buffer[piece_begin - begin : piece_end - begin]):
+            if not self._chunks.read(file, piece_begin, piece_end, buffer[piece_begin - begin : piece_end - begin]):
                 verified = "transit"
         return verified
 
@@ -120,126 +115,13 @@ class ExtentReader:
         Raises:
             IntegrityError: One of them changed.
         """
-        with self._lock:
-            sources = [source for key, source in self._sources.items() if file in (None, key)]
-        for source in sources:
-            self._require_unchanged(source)
+        self._sources.check_unchanged(file)
 
     def close(self) -> None:
         """Closes the files and gives the staging buffers back; nobody reads any more."""
-        with self._lock:
-            sources, self._sources = self._sources, {}
         self._ring.clear()
-        for source in sources.values():
-            source.close()
+        self._sources.close()
 
-    def _read_piece(self, file: int, begin: int, end: int, buffer: Bytes) -> bool:
-        """Reads part of a chunk, or a whole one. True where it was checked against a reference."""
-        expected = self._reference(file, begin, end)
-        found = self._read_once(file, begin, buffer, ReadKind.PAYLOAD, summed=expected is not None)
-        if expected is None:
-            return False
-        for reads in range(1, self._retry.attempts + 1):
-            if found == expected:
-                if reads > 1:
-                    self._note("chunk_mismatch", file, begin, end, f"read {reads} times, then it was right", reads - 1)
-                return True
-            if reads < self._retry.attempts:
-                found = self._read_once(file, begin, buffer, ReadKind.RETRIED, summed=True, past_cache=True)
-        self.check_unchanged(file)
-        raise self._mismatch(file, begin, end, found, expected)
-
-    def _read_once(
-        self, file: int, begin: int, buffer: Bytes, kind: ReadKind, *, summed: bool, past_cache: bool = False
-    ) -> int:
-        """Reads a range; gives its CRC-32 where ``summed``, else 0."""
-        num_retries = 0
-
-        def wait(seconds: float) -> None:
-            nonlocal num_retries
-            num_retries += 1
-            self._wait(seconds)
-
-        found = read_with_retry(
-            self._source(file),
-            begin,
-            buffer.data,
-            self._retry,
-            self.counters,
-            kind=kind,
-            summed=summed,
-            past_cache=past_cache,
-            sleep=wait,
-        )
-        if num_retries:
-            end = begin + buffer.nbytes
-            self._note("chunk_retried", file, begin, end, f"read in attempt {num_retries + 1}", num_retries)
-        return found
-
-    def _source(self, file: int) -> Source:
-        source = self._sources.get(file)
-        if source is not None:
-            return source
-        uri = self.files.uri(file)
-        # Outside the lock: remote storage takes its time, and other threads have other files.
-        opened = call_with_retry(
-            lambda _attempt: self._opener(uri, self.files.files[file]),
-            uri=uri,
-            what="opening it",
-            retry=self._retry,
-            sleep=self._wait,
-        )
-        with self._lock:
-            source = self._sources.setdefault(file, opened)
-        if source is not opened:
-            opened.close()
-        return source
-
-    def _require_unchanged(self, source: Source) -> None:
-        call_with_retry(
-            lambda _attempt: source.check_unchanged(),
-            uri=source.uri,
-            what="checking that it did not change",
-            retry=self._retry,
-            sleep=self._wait,
-        )
-
-    def _wait(self, seconds: float) -> None:
-        self._stop.wait(seconds)
-
-    def _reference(self, file: int, begin: int, end: int) -> int | None:
-        """The trusted checksum of ``[begin, end)``, where that is a whole chunk and there is one."""
-        sums = self.files.reference_crc32.get(file)
-        info, chunk_bytes = self.files.files[file], self.files.chunk_bytes
-        chunk, rest = divmod(begin - info.data_begin, chunk_bytes)
-        if sums is None or rest or end != min(begin + chunk_bytes, info.size_bytes):
-            return None
-        return int(sums[chunk])
-
-    def _note(self, kind: str, file: int, begin: int, end: int, action: str, times: int) -> None:
-        fault = Fault(
-            kind=kind,
-            where=f"{self.files.uri(file)} [{begin}, {end})",
-            action=action,
-            bytes_retried=times * (end - begin),
-        )
+    def _note(self, fault: Fault) -> None:
         with self._lock:
             self._faults.append(fault)
-
-    def _mismatch(self, file: int, begin: int, end: int, found: int, expected: int) -> IntegrityError:
-        uri, tensors = self.files.uri(file), tensors_in(self.files, file, begin, end)
-        holds = f"; it holds {'tensors' if len(tensors) > 1 else 'tensor'} {listed(tensors)}" if tensors else ""
-        return IntegrityError(
-            f"{uri}: bytes [{begin}, {end}) have CRC-32 {found:08x}, recorded in {self.files.reference_origin} is "
-            f"{expected:08x}, also after {self._retry.attempts} reads{holds}; get the file anew from where it came "
-            "from, or record the checksums again if it was changed on purpose",
-            file=uri,
-            tensor=tensors[0] if tensors else None,
-            begin=begin,
-            end=end,
-        )
-
-
-def tensors_in(files: FileTable, file: int, begin: int, end: int) -> list[str]:
-    """Names of the tensors on disk that have bytes in a range of a file."""
-    return [name for first, last, name in files.disk_tensors.get(file, ()) if first < end and begin < last]

@@ -12,13 +12,14 @@ import numpy as np
 
 from megamind_ray.config import Config
 from megamind_ray.core.demands import Int64Array
-from megamind_ray.core.program import RankProgram, View
+from megamind_ray.core.program import RankProgram
 from megamind_ray.core.report import Fault, RankReport, Verified
 from megamind_ray.device.arena import Allocation, Arena, WriteTicket
-from megamind_ray.device.strided import Bytes, Runs
+from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.cut import BlockCutter, Crc32Array, Segment
 from megamind_ray.engine.direct import read_to_sink
 from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
+from megamind_ray.engine.sinks import ArenaSink
 from megamind_ray.engine.staging import StagingRing
 from megamind_ray.engine.team import run_team
 from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, RequestError
@@ -73,7 +74,7 @@ class RankSession:
         self._started_s = time.perf_counter()
         self._published = False
         self._allocation: Allocation | None = arena.allocate(program.arena_bytes, config.plan.alignment_bytes)
-        self._sink = _ArenaSink(arena, self._allocation, program.views)
+        self._sink = ArenaSink(arena, self._allocation, {view.tensor: view.offset for view in program.views})
 
     @property
     def missing_blocks(self) -> Int64Array:
@@ -349,23 +350,3 @@ class RankSession:
             begin=begin,
             end=end,
         )
-
-
-class _ArenaSink:
-    """The views of a rank, in one allocation."""
-
-    def __init__(self, arena: Arena, allocation: Allocation, views: tuple[View, ...]) -> None:
-        self._arena = arena
-        self._allocation = allocation
-        self._bytes = arena.host_bytes(allocation)
-        self._offsets = {view.tensor: view.offset for view in views}
-
-    def host(self, tensor: int) -> tuple[Bytes, int] | None:
-        return None if self._bytes is None else (self._bytes, self._offsets[tensor])
-
-    def write(self, tensor: int, dst: Runs, src: Bytes) -> WriteTicket | None:
-        return self._arena.write(self._allocation, dst.moved(self._offsets[tensor]), src)
-
-    def checksum(self, tensor: int, dst: Runs) -> int | None:
-        """CRC-32 of contiguous runs in place, or None where the host cannot see them."""
-        return self._arena.checksum(self._allocation, self._offsets[tensor] + dst.offset, dst.nbytes)

@@ -1,20 +1,46 @@
-"""Places that bytes of tensors go to, other than an arena."""
+"""Places that bytes of tensors go to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from megamind_ray.device.arena import WriteTicket
+from megamind_ray.device.arena import Allocation, Arena, WriteTicket
 from megamind_ray.device.cuda import copy_stream, copy_to_device
 from megamind_ray.device.strided import Bytes, Runs, copy_runs
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MappingSink", "TensorSink"]
+__all__ = ["ArenaSink", "MappingSink", "TensorSink"]
+
+
+class ArenaSink:
+    """Tensors in one allocation of an arena.
+
+    Args:
+        arena: The arena.
+        allocation: Of it; the caller sees to it that it stays.
+        offsets: First byte of each tensor in the allocation.
+    """
+
+    def __init__(self, arena: Arena, allocation: Allocation, offsets: Mapping[int, int]) -> None:
+        self._arena = arena
+        self._allocation = allocation
+        self._bytes = arena.host_bytes(allocation)
+        self._offsets = offsets
+
+    def host(self, tensor: int) -> tuple[Bytes, int] | None:
+        return None if self._bytes is None else (self._bytes, self._offsets[tensor])
+
+    def write(self, tensor: int, dst: Runs, src: Bytes) -> WriteTicket | None:
+        return self._arena.write(self._allocation, dst.moved(self._offsets[tensor]), src)
+
+    def checksum(self, tensor: int, dst: Runs) -> int | None:
+        """CRC-32 of contiguous runs in place, or None where the host cannot see them."""
+        return self._arena.checksum(self._allocation, self._offsets[tensor] + dst.offset, dst.nbytes)
 
 
 class MappingSink:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from megamind_ray.device.arena import host_buffer
 from megamind_ray.device.strided import Bytes
+from megamind_ray.io.local_source import DIRECT_ALIGNMENT_BYTES
 
 __all__ = ["StagingRing"]
 
@@ -17,7 +18,7 @@ class StagingRing:
 
     Args:
         num_buffers: How many may be out at a time; who comes later waits for one.
-        make: Makes a buffer of so many bytes; ``Arena.staging`` gives pinned ones for a GPU.
+        make: Makes a page-aligned buffer of so many bytes; ``Arena.staging`` gives pinned ones for a GPU.
     """
 
     def __init__(self, num_buffers: int, make: Callable[[int], Bytes] = host_buffer) -> None:
@@ -27,16 +28,23 @@ class StagingRing:
         self._slots = threading.BoundedSemaphore(num_buffers)
 
     @contextmanager
-    def lend(self, nbytes: int) -> Iterator[Bytes]:
-        """A buffer of exactly ``nbytes``, with whatever its last user left in it."""
+    def lend(self, nbytes: int, offset: int = 0) -> Iterator[Bytes]:
+        """A buffer of exactly ``nbytes``, with whatever its last user left in it.
+
+        Args:
+            nbytes: Size.
+            offset: Of the bytes in their file. They get the same place relative to a page as they have there, so that
+                they can be read into the buffer past the page cache.
+        """
+        phase = offset % DIRECT_ALIGNMENT_BYTES
         with self._slots:
             with self._lock:
                 # The last one back is the one that caches know best.
                 buffer = self._free.pop() if self._free else None
-            if buffer is None or buffer.nbytes < nbytes:
-                buffer = self._make(nbytes)
+            if buffer is None or buffer.nbytes < phase + nbytes:
+                buffer = self._make(DIRECT_ALIGNMENT_BYTES + nbytes)
             try:
-                yield buffer[:nbytes]
+                yield buffer[phase : phase + nbytes]
             finally:
                 with self._lock:
                     self._free.append(buffer)

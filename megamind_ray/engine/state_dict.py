@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -10,15 +12,18 @@ import numpy as np
 
 from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
+from megamind_ray.core.program import View
 from megamind_ray.core.tensor import TensorInfo
-from megamind_ray.device.arena import host_buffer
+from megamind_ray.device.arena import Arena, host_buffer
 from megamind_ray.device.cuda import pinned_buffer
 from megamind_ray.device.dtypes import torch_layout
 from megamind_ray.device.strided import Bytes
+from megamind_ray.engine.direct import Sink
 from megamind_ray.engine.extent_reader import SourceOpener
-from megamind_ray.engine.sinks import MappingSink, TensorSink
+from megamind_ray.engine.sinks import ArenaSink, MappingSink, TensorSink
 from megamind_ray.engine.slice_reads import ReadSummary, SliceRows, read_slices, slice_table
 from megamind_ray.errors import RequestError
+from megamind_ray.io.local_source import DIRECT_ALIGNMENT_BYTES
 from megamind_ray.planning.geometry import BoxRows
 
 if TYPE_CHECKING:
@@ -26,8 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedTensors", "check_device", "load_tensors"]
 
-# Tensors keep their place relative to multiples of this, so that chunks of a file are read into place as they are.
-_ALIGNMENT_BYTES: Final = 64
+# An element may not lie across the borders of its own size.
+_ELEMENT_ALIGNMENT_BYTES: Final = 64
+
+
+_Read = Callable[[Sink, Callable[[int], Bytes]], ReadSummary]
+"""Reads what was asked for into a sink, with staging buffers of that make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,48 +58,97 @@ def load_tensors(
     device: str,
     config: Config,
     *,
+    arena: Arena | None = None,
     raw: bool = False,
     opener: SourceOpener | None = None,
 ) -> LoadedTensors:
     """Reads whole tensors.
 
     On the host all share one mapping, which lives as long as one of them does; each has a storage of its own all the
-    same, so saving one writes one. On a GPU each has an allocation of its own.
+    same, so saving one writes one. On a GPU each has an allocation of its own. In an arena they share an allocation,
+    which is given back with the last of them.
 
     Args:
         manifest: The checkpoint.
         infos: Which of its tensors.
         device: ``cpu``, ``cuda``, ``cuda:N``, or whatever else torch can copy to.
         config: Sizes, threads, retries.
+        arena: Where to, instead of fresh memory; its device is the tensors'.
         raw: Give dtypes that torch lacks as packed ``uint8``.
         opener: Opens files; by default ``io.open_source`` with the settings of ``config``.
 
     Raises:
         RequestError: Torch lacks a dtype and ``raw`` is off, or it has no such device.
+        CapacityError: The arena has no room.
         IntegrityError, SourceError: Bytes are wrong, or cannot be read.
     """
-    import torch
-
     target = check_device(device)
     layouts = [torch_layout(info.name, info.dtype, info.shape, raw=raw) for info in infos]
     slices = slice_table([SliceRows(info.file, index, _whole(info)) for index, info in enumerate(infos)])
-    if target.type == "cuda":
-        flats = [torch.empty(info.nbytes, dtype=torch.uint8, device=target) for info in infos]
-        sink: TensorSink | MappingSink = TensorSink(flats)
-        make_buffer: Callable[[int], Bytes] = pinned_buffer
-    else:
-        nbytes, offsets = _lay_out(infos, config.io.max_gap_bytes)
-        buffer = host_buffer(nbytes)
-        sink, make_buffer = MappingSink(buffer, offsets), host_buffer
-        flats = [
-            _own_storage(buffer[offset : offset + info.nbytes]) for info, offset in zip(infos, offsets, strict=True)
-        ]
-    summary = read_slices(manifest, slices, sink, config, opener=opener, make_buffer=make_buffer)
+
+    def read(sink: Sink, make_buffer: Callable[[int], Bytes]) -> ReadSummary:
+        return read_slices(manifest, slices, sink, config, opener=opener, make_buffer=make_buffer)
+
+    if arena is not None:
+        tensors, summary = _read_into_arena(infos, arena, config, read)
+        return LoadedTensors(tensors=tensors, summary=summary)
+    flats, summary = (_read_to_gpu if target.type == "cuda" else _read_to_host)(infos, target, config, read)
     tensors = {
         info.name: flat.view(dtype).view(shape).to(target)
         for info, flat, (dtype, shape) in zip(infos, flats, layouts, strict=True)
     }
     return LoadedTensors(tensors=tensors, summary=summary)
+
+
+def _read_into_arena(
+    infos: Sequence[TensorInfo], arena: Arena, config: Config, read: _Read
+) -> tuple[dict[str, torch.Tensor], ReadSummary]:
+    nbytes, offsets = _lay_out(infos, config.io.max_gap_bytes)
+    allocation = arena.allocate(nbytes, mmap.PAGESIZE)
+    with ExitStack() as on_error:
+        on_error.callback(arena.free, allocation)
+        with arena.lease(allocation):
+            summary = read(ArenaSink(arena, allocation, dict(enumerate(offsets))), arena.staging)
+            views = [
+                View(
+                    name=info.name,
+                    tensor=index,
+                    dtype=info.dtype,
+                    shape=info.shape,
+                    offset=offset,
+                    nbytes=info.nbytes,
+                )
+                for index, (info, offset) in enumerate(zip(infos, offsets, strict=True))
+            ]
+            tensors = {view.name: arena.tensor(allocation, view) for view in views}
+        on_error.pop_all()
+    arena.free_when_unused(allocation)
+    return tensors, summary
+
+
+def _read_to_host(
+    infos: Sequence[TensorInfo],
+    target: torch.device,  # noqa: ARG001 - as _read_to_gpu
+    config: Config,
+    read: _Read,
+) -> tuple[list[torch.Tensor], ReadSummary]:
+    nbytes, offsets = _lay_out(infos, config.io.max_gap_bytes)
+    buffer = host_buffer(nbytes)
+    summary = read(MappingSink(buffer, offsets), host_buffer)
+    places = zip(infos, offsets, strict=True)
+    return [_own_storage(buffer[offset : offset + info.nbytes]) for info, offset in places], summary
+
+
+def _read_to_gpu(
+    infos: Sequence[TensorInfo],
+    target: torch.device,
+    config: Config,  # noqa: ARG001 - as _read_to_host
+    read: _Read,
+) -> tuple[list[torch.Tensor], ReadSummary]:
+    import torch
+
+    flats = [torch.empty(info.nbytes, dtype=torch.uint8, device=target) for info in infos]
+    return flats, read(TensorSink(flats), pinned_buffer)
 
 
 def check_device(device: str | torch.device) -> torch.device:
@@ -123,21 +181,29 @@ def _whole(info: TensorInfo) -> BoxRows:
 
 
 def _lay_out(infos: Sequence[TensorInfo], max_gap_bytes: int) -> tuple[int, list[int]]:
-    """Size of the mapping, and the offset of each tensor: as in the file, wide gaps left out, elements aligned."""
+    """Size of the memory for the tensors, and the offset of each in it.
+
+    They lie as in the file, wide gaps left out and elements aligned, and as far from the borders of blocks as there:
+    so chunks are read into place as they are, also past the page cache.
+    """
     offsets = [0] * len(infos)
     end, shift, last = 0, 0, None
     for index in sorted(range(len(infos)), key=lambda row: (infos[row].file, infos[row].begin, infos[row].end)):
         info = infos[index]
         if last is None or last.file != info.file or info.begin - last.end > max_gap_bytes:
-            shift = -(-(end - info.begin) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            shift = _round_up(end - info.begin, DIRECT_ALIGNMENT_BYTES)
         offset = info.begin + shift
         itemsize = max(1, info.dtype.bits // 8)
         if offset % itemsize:  # a file whose offsets are not aligned: torch could not use them
-            offset = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            offset = _round_up(end, _ELEMENT_ALIGNMENT_BYTES)
             shift = offset - info.begin
         offsets[index] = offset
         end, last = offset + info.nbytes, info
     return end, offsets
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
 def _own_storage(data: Bytes) -> torch.Tensor:

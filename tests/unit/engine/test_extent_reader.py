@@ -182,7 +182,7 @@ def test_staging_buffers_are_used_again() -> None:
         with ring.lend(nbytes) as buffer:
             assert buffer.nbytes == nbytes
 
-    assert made == [10]
+    assert len(made) == 1
 
 
 def test_a_closed_reader_gives_its_staging_buffers_back(llama: Any, config: Config) -> None:

@@ -1,0 +1,104 @@
+"""Whether bytes of a file are in the page cache, and whether its file system lets us read past it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+__all__ = ["PageCacheProbe", "is_network_file_system"]
+
+_NUM_SAMPLES: Final = 3
+# Network file systems read ahead and cache by rules of their own, and some accept O_DIRECT only to emulate it.
+_NETWORK_TYPES: Final = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "virtiofs"}
+)
+
+
+class PageCacheProbe:
+    """Samples whether ranges of a file are in memory. Thread-safe.
+
+    A sample costs a microsecond; asking for every page would cost a tenth of what reading them does. A wrong answer
+    costs time only.
+
+    ``mincore`` tells it without touching anything, but only to who may write to the file (Linux calls every page
+    resident for others). For them one page is read with ``RWF_NOWAIT``; a full such read instead would start reading
+    ahead what is then read a second time past the cache.
+
+    Args:
+        fd: The file, open for reading; the probe does not close it.
+        size_bytes: Its size.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._fd = fd
+        self._address: int | None = None
+        if size_bytes and _mincore_is_honest(fd):
+            # Never read through: a mapping alone reads nothing, and a file that shrinks cannot kill the process.
+            self._mapping = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            self._address = np.frombuffer(self._mapping, np.uint8).ctypes.data
+
+    def is_cached(self, offset: int, num_bytes: int) -> bool:
+        """Whether all sampled pages of ``[offset, offset + num_bytes)`` are in memory."""
+        if num_bytes <= 0:
+            return True
+        if self._address is None:
+            return self._answers_at_once(offset + random.randrange(num_bytes))
+        resident = ctypes.create_string_buffer(1)
+        step = max(1, (num_bytes - 1) // (_NUM_SAMPLES - 1))
+        for place in range(offset, offset + num_bytes, step):
+            page = place // mmap.PAGESIZE * mmap.PAGESIZE
+            if _mincore()(self._address + page, 1, resident):
+                return True  # the kernel refuses to tell: read as everybody does
+            if not resident.raw[0] & 1:
+                return False
+        return True
+
+    def _answers_at_once(self, offset: int) -> bool:
+        try:
+            return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+        except OSError:  # the file system knows no such flag
+            return True
+
+
+def is_network_file_system(device: int) -> bool:
+    """Whether files with this ``st_dev`` come over a network, as far as the kernel's mount table tells."""
+    kind = _file_system_types().get(device, "")
+    return kind in _NETWORK_TYPES or kind.startswith("fuse")
+
+
+def _mincore_is_honest(fd: int) -> bool:
+    """The kernel's own rule: the owner of the file, or who may write to it."""
+    return os.geteuid() in (0, os.fstat(fd).st_uid) or os.access(f"/proc/self/fd/{fd}", os.W_OK)
+
+
+@cache
+def _mincore() -> Callable[[int, int, object], int]:
+    # With the GIL held: it takes a microsecond, and giving the GIL away may cost a hundred.
+    function = ctypes.PyDLL(None).mincore
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    function.restype = ctypes.c_int
+    return function
+
+
+def _file_system_types() -> dict[int, str]:
+    """File system type by device number, from ``/proc/self/mountinfo`` (proc_pid_mountinfo(5))."""
+    types: dict[int, str] = {}
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # no /proc: nothing is known
+        return types
+    for line in lines:
+        fields = line.split()
+        major, _, minor = fields[2].partition(":")
+        types[os.makedev(int(major), int(minor))] = fields[fields.index("-") + 1]
+    return types
