@@ -22,6 +22,7 @@ from megamind_ray.errors import RequestError
 from megamind_ray.units import GIB, KIB, MIB, format_bytes, parse_bytes
 
 __all__ = [
+    "AwsEnvironment",
     "Config",
     "DeadlineConfig",
     "DirectMode",
@@ -53,6 +54,10 @@ def _require(ok: bool, field_name: str, value: object, remedy: str) -> None:
         raise RequestError(f"config {field_name} = {value!r}: {remedy}")
 
 
+def _is_remote(root: str) -> bool:
+    return "://" in root and not root.startswith("file:")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IoConfig:
     """Reading from storage.
@@ -61,6 +66,7 @@ class IoConfig:
         chunk_bytes: Unit of checksum and retry; a sidecar's value goes before it.
         extent_bytes: Longest contiguous read.
         max_gap_bytes: Gaps between demanded ranges up to this size are read over.
+        remote_gap_bytes: The same for storage behind a network, where one more request costs more than these bytes.
         read_threads: Reads of local files in flight per process.
         remote_threads: Requests in flight per process to storage behind a network.
         direct: Whether local files are read past the page cache (``O_DIRECT``): ``auto`` where their bytes are not in
@@ -71,6 +77,7 @@ class IoConfig:
     chunk_bytes: int = 8 * MIB
     extent_bytes: int = 32 * MIB
     max_gap_bytes: int = 4 * KIB
+    remote_gap_bytes: int = MIB
     read_threads: int = 4
     remote_threads: int = 16
     direct: DirectMode = "auto"
@@ -90,11 +97,20 @@ class IoConfig:
             f"must be at least io.chunk_bytes = {format_bytes(self.chunk_bytes)}",
         )
         _require(0 <= self.max_gap_bytes <= self.chunk_bytes, "io.max_gap_bytes", self.max_gap_bytes, "0 to a chunk")
+        _require(self.remote_gap_bytes >= 0, "io.remote_gap_bytes", self.remote_gap_bytes, "take 0 or more bytes")
         for name in ("read_threads", "remote_threads"):
             _require(1 <= getattr(self, name) <= 256, f"io.{name}", getattr(self, name), "take 1 to 256 threads")
         modes = get_args(DirectMode)
         _require(self.direct in modes, "io.direct", self.direct, f"take {', '.join(modes)}")
         _require(all(self.mirrors), "io.mirrors", self.mirrors, "name a folder or URI in each")
+
+    def reads_in_flight(self, root: str) -> int:
+        """How many reads of a checkpoint one process has in flight; ``root`` is ``Manifest.root``."""
+        return self.remote_threads if _is_remote(root) else self.read_threads
+
+    def gap_bytes(self, root: str) -> int:
+        """Gaps up to this size are read over; ``root`` is ``Manifest.root``."""
+        return min(self.remote_gap_bytes, self.chunk_bytes) if _is_remote(root) else self.max_gap_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -428,6 +444,39 @@ def ray_address(environ: Mapping[str, str] | None = None) -> str | None:
     """Ray's own variable for the cluster to join, or None."""
     env = os.environ if environ is None else environ
     return env.get("RAY_ADDRESS") or None
+
+
+@dataclass(frozen=True, slots=True)
+class AwsEnvironment:
+    """What the environment says to S3 clients, as far as one must be chosen or told.
+
+    The variables themselves are read by the clients.
+
+    Attributes:
+        variables: All ``AWS_*`` variables, some of them secret: never shown. Equal environments share a client.
+        endpoint: Address of the S3 API, None for Amazon's own.
+        needs_files: Credentials are in files of the AWS tools (a profile), which only some clients read.
+    """
+
+    variables: frozenset[tuple[str, str]] = field(repr=False)
+    endpoint: str | None
+    needs_files: bool
+
+
+def aws_environment(environ: Mapping[str, str] | None = None) -> AwsEnvironment:
+    """The AWS tools' own variables."""
+    env = os.environ if environ is None else environ
+    home = Path(env.get("HOME") or "/")
+    files = [
+        Path(env.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws/credentials"),
+        Path(env.get("AWS_CONFIG_FILE") or home / ".aws/config"),
+    ]
+    given = any(env.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE"))
+    return AwsEnvironment(
+        variables=frozenset((name, value) for name, value in env.items() if name.startswith("AWS_")),
+        endpoint=env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or None,
+        needs_files=bool(env.get("AWS_PROFILE")) or (not given and any(path.exists() for path in files)),
+    )
 
 
 def _read_toml(path: Path) -> Mapping[str, Mapping[str, object]]:

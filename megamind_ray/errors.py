@@ -6,8 +6,9 @@ attributes, so an actor can raise them and the driver catches the same class.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 __all__ = [
     "CapacityError",
@@ -17,15 +18,30 @@ __all__ = [
     "RequestError",
     "SourceError",
     "listed",
+    "masked",
 ]
+
+# Before the host: user and password. "hf://NAME@REVISION" has none.
+_USER: Final = re.compile(r"(https?://)[^/\s@'\"]+@|([A-Za-z][\w+.-]*://)[^/\s@:'\"]+:[^/\s@'\"]+@", re.IGNORECASE)
+_QUERY: Final = re.compile(r"([A-Za-z][\w+.-]*://[^\s?'\"]*\?)([^\s'\"]+)")
+# Of a signed address every value may be a secret; what ends the sentence is not part of it.
+_VALUE: Final = re.compile(r"=[^&]*?(?=[:;,.)]*(?:&|$))")
+
+
+def masked(text: str) -> str:
+    """The text without what addresses in it may carry as secrets: user, password, values of the query."""
+    if "://" not in text:
+        return text
+    text = _USER.sub(lambda match: f"{match[1] or match[2]}***@", text)
+    return _QUERY.sub(lambda match: match[1] + _VALUE.sub("=***", match[2]), text)
 
 
 class MegamindError(Exception):
-    """Root of all errors of this package."""
+    """Root of all errors of this package. Secrets in addresses are masked in messages."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = masked(message)
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, dict(self.__dict__))
@@ -67,7 +83,7 @@ class IntegrityError(MegamindError):
     """Bytes are not what they should be: a checksum, a header or a file that changed.
 
     Attributes:
-        file: Path or URI of the file.
+        file: Path or URI of the file, secrets masked.
         tensor: Name of the tensor on disk, where one is concerned.
         begin: First byte of the range in the file, or None for the whole file.
         end: One past the last byte.
@@ -83,7 +99,7 @@ class IntegrityError(MegamindError):
         end: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.file = file
+        self.file = masked(file)
         self.tensor = tensor
         self.begin = begin
         self.end = end
@@ -93,13 +109,13 @@ class SourceError(MegamindError):
     """Storage still fails after all retries.
 
     Attributes:
-        file: Path or URI of the file that could not be read.
+        file: Path or URI of the file that could not be read, secrets masked.
         attempts: How often it was tried.
     """
 
     def __init__(self, message: str, *, file: str, attempts: int = 1) -> None:
         super().__init__(message)
-        self.file = file
+        self.file = masked(file)
         self.attempts = attempts
 
     def on(self, node: str) -> Self:

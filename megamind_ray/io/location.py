@@ -1,4 +1,4 @@
-"""Where things are: local paths and URIs, and the file system that serves each."""
+"""Where things are: local paths and URIs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,16 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 from megamind_ray.errors import RequestError
 
-__all__ = ["URI_FORMS", "Location", "fsspec_filesystem", "parse_location"]
+__all__ = ["URI_FORMS", "Location", "parse_location"]
 
 URI_FORMS: Final = "a path, file:, s3://, gs://, az://, http://, https://, hf:// or memory://"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# Scheme -> the extra of this package that brings its file system; None where fsspec itself has it.
-_EXTRAS: Final = {
-    "s3": "s3",
-    "gs": "gcs",
-    "az": "azure",
-    "http": "http",
-    "https": "http",
-    "hf": "hf",
-    "memory": None,
-}
-# Listings that fsspec caches would hide that a file changed.
-_OPTIONS: Final = {"use_listings_cache": False}
+_SCHEMES: Final = ("s3", "gs", "az", "http", "https", "hf", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +35,10 @@ class Location:
         return self.scheme is None
 
     @property
+    def is_web(self) -> bool:
+        return self.scheme in ("http", "https")
+
+    @property
     def name(self) -> str:
         """Last part of the path, without the query of a URL."""
         return self._split_query()[0].rpartition("/")[2]
@@ -61,7 +54,7 @@ class Location:
         return Location(f"{self.uri}/{path}", self.scheme)
 
     def _split_query(self) -> tuple[str, str]:
-        if self.scheme in ("http", "https"):
+        if self.is_web:
             base, mark, query = self.uri.partition("?")
             return base, mark + query
         return self.uri, ""
@@ -82,7 +75,7 @@ def parse_location(uri: str | os.PathLike[str]) -> Location:
     if match is None and "://" not in text:
         return Location(_local_path(os.path.expanduser(text)), None)  # noqa: PTH111 - Path fails on an unknown user
     scheme = match[1].lower() if match else text.partition("://")[0]
-    if match is None or scheme not in _EXTRAS:
+    if match is None or scheme not in _SCHEMES:
         raise RequestError(f"{text}: {scheme}:// is not supported; give {URI_FORMS}")
     rest = text[match.end() :].rstrip("/")
     if not rest and scheme != "memory":
@@ -105,23 +98,3 @@ def _path_of_file_uri(text: str) -> str:
 def _local_path(path: str) -> str:
     absolute = str(Path(os.path.abspath(path)))  # noqa: PTH100 - Path.absolute() keeps ".."
     return "" if absolute == "/" else absolute
-
-
-def fsspec_filesystem(location: Location) -> tuple[Any, str]:
-    """The fsspec file system of a remote location, and the path in it.
-
-    Raises:
-        RequestError: The package with the file system is not installed; the message says which extra brings it.
-    """
-    import fsspec.core  # here, because local checkpoints, the common case, do without it
-
-    assert location.scheme is not None
-    extra = _EXTRAS[location.scheme]
-    try:
-        filesystem, path = fsspec.core.url_to_fs(location.uri, **(_OPTIONS if extra else {}))
-    except ImportError as error:
-        raise RequestError(
-            f"{location.uri}: {location.scheme}:// needs a package that is not installed ({error}); "
-            f"run: pip install 'megamind-ray[{extra}]'"
-        ) from error
-    return filesystem, path

@@ -5,9 +5,12 @@ from __future__ import annotations
 from megamind_ray.config import IoConfig, RetryConfig
 from megamind_ray.core.manifest import FileInfo
 from megamind_ray.errors import IntegrityError
+from megamind_ray.io.filesystems import fsspec_filesystem
+from megamind_ray.io.http_source import HttpSource
 from megamind_ray.io.local_source import LocalSource
-from megamind_ray.io.location import Location, fsspec_filesystem, parse_location
+from megamind_ray.io.location import Location, parse_location
 from megamind_ray.io.remote_source import FsspecSource
+from megamind_ray.io.s3 import open_s3
 from megamind_ray.io.source import FileVersion, Source, storage_errors
 
 __all__ = ["open_location", "open_source"]
@@ -28,8 +31,13 @@ def open_location(location: Location, *, io: IoConfig | None = None, retry: Retr
     if location.is_local:
         with storage_errors(location.uri):
             return LocalSource(location.uri, direct=(io or IoConfig()).direct)
-    filesystem, path = fsspec_filesystem(location)
-    return FsspecSource(filesystem, path, location.uri)
+    retry = retry or RetryConfig()
+    if location.is_web:
+        return HttpSource(location.uri, retry)
+    if location.scheme == "s3":
+        return open_s3(location, io or IoConfig(), retry)
+    filesystem, path = fsspec_filesystem(location, retry)
+    return FsspecSource(filesystem, path, location.uri, retry)
 
 
 def open_source(

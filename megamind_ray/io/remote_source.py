@@ -1,14 +1,15 @@
-"""A file that fsspec reaches, read by ranges."""
+"""A file that fsspec reaches, read by ranges: what has no reader of its own here."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from datetime import datetime
-from email.utils import parsedate_to_datetime
+import importlib
 from typing import Any
 
+from megamind_ray.config import RetryConfig
 from megamind_ray.errors import RequestError
+from megamind_ray.io.retry import request_bound_s
 from megamind_ray.io.source import FileVersion, OpenSource, ShortReadError, storage_errors
+from megamind_ray.io.times import nanoseconds
 
 __all__ = ["FsspecSource"]
 
@@ -20,26 +21,28 @@ class FsspecSource(OpenSource):
         filesystem: The file system.
         path: Path in it.
         uri: For messages.
+        retry: How long one call may take. File systems that are not asynchronous are left to their own time-outs.
 
     Raises:
         RequestError: No such file, no permission, or its size is not known.
         OSError: The storage did not answer.
     """
 
-    def __init__(self, filesystem: Any, path: str, uri: str) -> None:
+    def __init__(self, filesystem: Any, path: str, uri: str, retry: RetryConfig | None = None) -> None:
         self._filesystem = filesystem
         self._path = path
+        self._retry = retry or RetryConfig()
         with storage_errors(uri):
-            version = _remote_version(filesystem.info(path), uri)
+            version = _remote_version(self._call("info", 0), uri)
         super().__init__(uri, version)
 
-    def read_into(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> None:
+    def read_into(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> None:  # noqa: ARG002
         view = buffer.cast("B")
         self.require_inside(offset, view.nbytes)
         if view.nbytes == 0:
             return
         with storage_errors(self.uri):
-            data = self._filesystem.cat_file(self._path, start=offset, end=offset + view.nbytes)
+            data = self._call("cat_file", view.nbytes, start=offset, end=offset + view.nbytes)
         if len(data) > view.nbytes:
             raise RequestError(
                 f"{self.uri}: gave {len(data)} bytes where {view.nbytes} were asked for, so it does not serve byte "
@@ -52,10 +55,19 @@ class FsspecSource(OpenSource):
     def current_version(self) -> FileVersion:
         with storage_errors(self.uri):
             self._filesystem.invalidate_cache(self._path)
-            return _remote_version(self._filesystem.info(self._path), self.uri)
+            return _remote_version(self._call("info", 0), self.uri)
 
     def close(self) -> None:
         """Nothing is held between reads."""
+
+    def _call(self, method: str, num_bytes: int, **arguments: Any) -> Any:
+        """Calls a method of the file system on the path, no longer than a request for so many bytes may take."""
+        if not getattr(self._filesystem, "async_impl", False):
+            return getattr(self._filesystem, method)(self._path, **arguments)
+        sync: Any = importlib.import_module("fsspec.asyn").sync
+        bound_s = request_bound_s(self._retry, num_bytes)
+        call = getattr(self._filesystem, f"_{method}")
+        return sync(self._filesystem.loop, call, self._path, timeout=bound_s, **arguments)
 
 
 def _remote_version(info: dict[str, Any], uri: str) -> FileVersion:
@@ -67,17 +79,4 @@ def _remote_version(info: dict[str, Any], uri: str) -> FileVersion:
     etag = next((str(info[key]) for key in ("ETag", "etag", "generation", "blob_id") if info.get(key)), None)
     keys = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
     changed = next((info[key] for key in keys if info.get(key)), None)
-    return FileVersion(size, _nanoseconds(changed), etag)
-
-
-def _nanoseconds(moment: object) -> int | None:
-    """A moment as file systems give it: seconds, a datetime, or text as in HTTP or ISO 8601."""
-    if isinstance(moment, str):
-        for parse in (datetime.fromisoformat, parsedate_to_datetime):
-            with suppress(ValueError):
-                return round(parse(moment).timestamp() * 1e9)
-    if isinstance(moment, datetime):
-        moment = moment.timestamp()
-    if isinstance(moment, int | float):
-        return round(moment * 1e9)
-    return None
+    return FileVersion(size, nanoseconds(changed), etag)

@@ -5,18 +5,37 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import tenacity
 
 from megamind_ray.config import RetryConfig
 from megamind_ray.errors import SourceError
 from megamind_ray.io.counters import ReadCounters, ReadKind
+from megamind_ray.io.failures import BusyError
 from megamind_ray.io.source import Source, storage_errors
+from megamind_ray.units import KIB
 
-__all__ = ["call_with_retry", "read_with_retry"]
+__all__ = ["MIN_BYTES_PER_S", "call_with_retry", "read_bound_s", "read_with_retry", "request_bound_s"]
+
+# A body that comes more slowly than this will not end in time to be of use; without a least rate, one byte now and
+# then would keep a request alive for ever.
+MIN_BYTES_PER_S: Final = 64 * KIB
 
 Result = TypeVar("Result")
+
+
+def request_bound_s(retry: RetryConfig, num_bytes: int = 0) -> float:
+    """Longest time one request to storage behind a network may take.
+
+    ``request_s`` each for the connection, the first byte and silence in the body, and the body at the least rate.
+    """
+    return 3 * retry.request_s + num_bytes / MIN_BYTES_PER_S
+
+
+def read_bound_s(retry: RetryConfig, num_bytes: int = 0) -> float:
+    """Longest time until a read, an opening or a check has worked or is a ``SourceError``, all attempts together."""
+    return retry.attempts * (request_bound_s(retry, num_bytes) + retry.max_wait_s)
 
 
 def call_with_retry(
@@ -32,7 +51,8 @@ def call_with_retry(
 
     Args:
         action: Takes the number of the attempt, from 1. An ``OSError`` (timeouts and short reads are some) is
-            worth another attempt; a missing file, a missing permission and errors of this package are not.
+            worth another attempt; a missing file, a missing permission and errors of this package are not. What a
+            ``BusyError`` asks to wait is waited, up to ``retry.max_wait_s``.
         uri: File that it is about.
         what: What is attempted, for the message, as in ``reading bytes [0, 8)``.
         retry: Bounds.
@@ -46,7 +66,10 @@ def call_with_retry(
 
     def wait_s(state: tenacity.RetryCallState) -> float:
         ceiling = min(retry.max_wait_s, retry.first_wait_s * 2.0 ** (state.attempt_number - 1))
-        return ceiling * (0.5 + 0.5 * uniform())  # at least half: readers that failed together come back apart
+        own_s = ceiling * (0.5 + 0.5 * uniform())  # at least half: readers that failed together come back apart
+        failure = state.outcome.exception() if state.outcome is not None else None
+        asked_s = failure.retry_after_s if isinstance(failure, BusyError) else None
+        return own_s if asked_s is None else min(retry.max_wait_s, asked_s + own_s)
 
     attempts = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(retry.attempts),

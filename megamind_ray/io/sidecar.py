@@ -14,7 +14,8 @@ from typing import Any, Final
 from megamind_ray.config import IoConfig, RetryConfig
 from megamind_ray.core.manifest import FileChecksums, FileInfo, Manifest, Reference
 from megamind_ray.errors import IntegrityError, RequestError
-from megamind_ray.io.location import Location, fsspec_filesystem, parse_location
+from megamind_ray.io.filesystems import fsspec_filesystem
+from megamind_ray.io.location import Location, parse_location
 from megamind_ray.io.safetensors_header import strict_json_object
 from megamind_ray.io.source import storage_errors
 from megamind_ray.io.storage import Browser

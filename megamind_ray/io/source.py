@@ -12,6 +12,7 @@ from typing import Protocol, Self
 
 from megamind_ray.errors import IntegrityError, MegamindError, RequestError
 from megamind_ray.io.checksum import crc32
+from megamind_ray.io.failures import library_errors
 
 __all__ = ["FileVersion", "OpenSource", "ShortReadError", "Source", "storage_errors"]
 
@@ -158,7 +159,8 @@ def storage_errors(uri: str) -> Iterator[None]:
     What the user can fix becomes a ``RequestError``; every other error leaves as an ``OSError``, which is retried.
     """
     try:
-        yield
+        with library_errors():
+            yield
     except MegamindError:
         raise
     except FileNotFoundError as error:
@@ -167,8 +169,10 @@ def storage_errors(uri: str) -> Iterator[None]:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         raise RequestError(f"{uri}: no such file or folder{cause}; check the path, also on the other nodes") from error
     except PermissionError as error:
+        said = "" if error.errno is not None else f" ({error})"  # a storage library's words, not the system's
         raise RequestError(
-            f"{uri}: no permission to read it; make it and its folders readable for this user, or give credentials"
+            f"{uri}: no permission to read it{said}; make it and its folders readable for this user, or give "
+            "credentials"
         ) from error
     except (IsADirectoryError, NotADirectoryError) as error:
         raise RequestError(f"{uri}: {error.strerror or error}; check the path") from error
@@ -178,5 +182,3 @@ def storage_errors(uri: str) -> Iterator[None]:
         raise
     except ImportError as error:
         raise RequestError(f"{uri}: a package is missing ({error}); install it") from error
-    except Exception as error:  # each storage library has classes of its own, mostly not OSError
-        raise OSError(f"{type(error).__name__}: {error}") from error

@@ -10,7 +10,8 @@ from enum import Enum
 from megamind_ray.config import RetryConfig
 from megamind_ray.errors import RequestError
 from megamind_ray.io.counters import ReadCounters, ReadKind
-from megamind_ray.io.location import Location, fsspec_filesystem
+from megamind_ray.io.filesystems import fsspec_filesystem
+from megamind_ray.io.location import Location
 from megamind_ray.io.opening import open_location
 from megamind_ray.io.retry import call_with_retry, read_with_retry
 from megamind_ray.io.source import Source, storage_errors
@@ -58,8 +59,11 @@ class Browser:
             RequestError: No permission to look, or a package is missing.
             SourceError: The storage does not answer.
         """
-        look = _local_kind if location.is_local else _remote_kind
-        return call_with_retry(lambda _: look(location), uri=location.uri, what="looking it up", retry=self.retry)
+
+        def look(_attempt: int) -> PathKind:
+            return _local_kind(location) if location.is_local else _remote_kind(location, self.retry)
+
+        return call_with_retry(look, uri=location.uri, what="looking it up", retry=self.retry)
 
     def listing(self, location: Location) -> Listing | None:
         """What is in a folder; None where the storage has no listings (HTTP).
@@ -68,10 +72,13 @@ class Browser:
             RequestError: No permission to list, no such folder, or a package is missing.
             SourceError: The storage does not answer.
         """
-        if location.scheme in ("http", "https"):
+        if location.is_web:
             return None
-        listed = _local_listing if location.is_local else _remote_listing
-        return call_with_retry(lambda _: listed(location), uri=location.uri, what="listing it", retry=self.retry)
+
+        def look(_attempt: int) -> Listing:
+            return _local_listing(location) if location.is_local else _remote_listing(location, self.retry)
+
+        return call_with_retry(look, uri=location.uri, what="listing it", retry=self.retry)
 
     def open(self, location: Location) -> Source:
         """Opens a file.
@@ -80,7 +87,9 @@ class Browser:
             RequestError: No such file, no permission, or a package is missing.
             SourceError: The storage does not answer.
         """
-        return call_with_retry(lambda _: open_location(location), uri=location.uri, what="opening it", retry=self.retry)
+        return call_with_retry(
+            lambda _: open_location(location, retry=self.retry), uri=location.uri, what="opening it", retry=self.retry
+        )
 
     def read(self, source: Source, begin: int, end: int) -> bytes:
         """Reads bytes ``[begin, end)`` of something that describes weights.
@@ -128,25 +137,26 @@ def _local_listing(location: Location) -> Listing:
     return _sorted_listing(kinds)
 
 
-def _remote_kind(location: Location) -> PathKind:
-    filesystem, path = fsspec_filesystem(location)
-    is_url = location.scheme in ("http", "https")
+def _remote_kind(location: Location, retry: RetryConfig) -> PathKind:
+    if location.is_web and "." not in location.name:
+        return PathKind.FOLDER  # a web server need not answer for a folder, though it serves the files in it
     try:
+        if location.is_web:
+            open_location(location, retry=retry).close()
+            return PathKind.FILE
+        filesystem, path = fsspec_filesystem(location, retry)
         with storage_errors(location.uri):
             filesystem.invalidate_cache(path)
             kind = filesystem.info(path).get("type")
     except RequestError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        # A web server need not answer for a folder, though it serves the files in it.
-        return PathKind.FOLDER if is_url and "." not in location.name else PathKind.MISSING
-    if kind == "directory" or (is_url and "." not in location.name):
-        return PathKind.FOLDER
-    return PathKind.FILE
+        return PathKind.MISSING
+    return PathKind.FOLDER if kind == "directory" else PathKind.FILE
 
 
-def _remote_listing(location: Location) -> Listing:
-    filesystem, path = fsspec_filesystem(location)
+def _remote_listing(location: Location, retry: RetryConfig) -> Listing:
+    filesystem, path = fsspec_filesystem(location, retry)
     with storage_errors(location.uri):
         entries = filesystem.ls(path, detail=True)
     kinds = [

@@ -210,9 +210,7 @@ def test_a_missing_place_in_an_fsspec_file_system(memory: Any) -> None:
         open_manifest("memory://bucket/nothing")
 
 
-@pytest.mark.parametrize(
-    ("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("az", "adlfs", "azure")]
-)
+@pytest.mark.parametrize(("scheme", "package", "extra"), [("gs", "gcsfs", "gcs"), ("az", "adlfs", "azure")])
 def test_the_extra_with_a_missing_package_is_named(
     scheme: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,8 +23,8 @@ from megamind_ray.io import (
     open_manifest,
     open_source,
 )
-from megamind_ray.io.remote_source import _nanoseconds
 from megamind_ray.io.source import FileVersion, ShortReadError
+from megamind_ray.io.times import nanoseconds
 
 DATA = bytes(range(256)) * 4
 
@@ -194,10 +194,18 @@ def test_a_server_without_byte_ranges_is_named() -> None:
 
 
 def test_errors_of_a_storage_library_become_os_errors() -> None:
+    class OddError(Exception):
+        pass
+
+    with pytest.raises(OSError, match="OddError: the first line$"):
+        read(FsspecSource(OddFileSystem(OddError("the first line\nand details")), "p", "s3://b/p"), 0, 8)
+
+
+def test_missing_credentials_are_the_users_to_give() -> None:
     class NoCredentialsError(Exception):
         pass
 
-    with pytest.raises(OSError, match="NoCredentialsError: set AWS_PROFILE"):
+    with pytest.raises(RequestError, match=r"no permission to read it \(NoCredentialsError: set AWS_PROFILE\)"):
         read(FsspecSource(OddFileSystem(NoCredentialsError("set AWS_PROFILE")), "p", "s3://b/p"), 0, 8)
 
 
@@ -213,16 +221,16 @@ def test_the_version_tag_of_an_object_is_compared() -> None:
     [1.5, datetime.fromtimestamp(1.5, UTC), "1970-01-01T00:00:01.500+00:00"],
 )
 def test_moments_in_the_forms_that_file_systems_use(moment: Any) -> None:
-    assert _nanoseconds(moment) == 1_500_000_000
+    assert nanoseconds(moment) == 1_500_000_000
 
 
 def test_a_moment_as_in_http() -> None:
-    assert _nanoseconds("Thu, 01 Jan 1970 00:00:02 GMT") == 2_000_000_000
+    assert nanoseconds("Thu, 01 Jan 1970 00:00:02 GMT") == 2_000_000_000
 
 
 @pytest.mark.parametrize("moment", [None, "yesterday", object()])
 def test_what_is_no_moment(moment: Any) -> None:
-    assert _nanoseconds(moment) is None
+    assert nanoseconds(moment) is None
 
 
 def test_counters_lose_nothing_between_threads() -> None:

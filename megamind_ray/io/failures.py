@@ -1,0 +1,92 @@
+"""What the libraries below us raise, told apart by what another attempt can do about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from megamind_ray.errors import MegamindError, RequestError
+
+__all__ = ["BusyError", "library_errors", "retry_after_s", "status_error"]
+
+_BUSY: Final = (408, 425, 429)
+# Libraries with classes of their own for these cases, and no status on them.
+_REFUSALS: Final = ("PermissionDeniedError", "UnauthenticatedError", "NoCredentialsError", "ClientAuthenticationError")
+_GONE: Final = ("NotFoundError", "ResourceNotFoundError", "EntryNotFoundError", "RepositoryNotFoundError")
+
+
+class BusyError(OSError):
+    """The storage says that it cannot now; worth another attempt, not before it is ready.
+
+    Attributes:
+        retry_after_s: Seconds that it asked to be left alone, None where it did not say.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+def retry_after_s(value: str | None) -> float | None:
+    """The ``Retry-After`` of an answer in seconds; None where there is none, or nonsense."""
+    if value is None:
+        return None
+    with suppress(ValueError):
+        return max(0.0, float(int(value)))
+    with suppress(ValueError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    return None
+
+
+def status_error(status: int, what: str, headers: Mapping[str, str]) -> OSError | RequestError:
+    """An HTTP status that is not success, as an error.
+
+    Args:
+        status: 300 or more.
+        what: Who answered, for the message.
+        headers: Of the answer.
+    """
+    text = f"{what} answered {status}"
+    if status in (401, 403, 407):
+        return PermissionError(text)
+    if status in (404, 410):
+        return FileNotFoundError(text)
+    if status in _BUSY or status >= 500:
+        return BusyError(text, retry_after_s(headers.get("Retry-After")))
+    return RequestError(f"{text}, which another attempt will not change; check the address")
+
+
+@contextmanager
+def library_errors() -> Iterator[None]:
+    """Turns the classes of storage libraries into ``OSError``s that tell what happened.
+
+    A refusal becomes a ``PermissionError``, a missing file a ``FileNotFoundError``, an answer of a server that is busy
+    or broken a ``BusyError``; everything else, which is mostly the network, a plain ``OSError``.
+    """
+    try:
+        yield
+    except (OSError, ImportError, MegamindError):
+        raise
+    except Exception as error:
+        raise _translated(error) from error
+
+
+def _translated(error: Exception) -> OSError | RequestError:
+    name = type(error).__name__
+    # Some add pages of details below the first line.
+    text = f"{name}: {str(error).strip().partition(chr(10))[0].strip()}"
+    if name in _REFUSALS:
+        return PermissionError(text)
+    if name in _GONE:
+        return FileNotFoundError(text)
+    response = getattr(error, "response", error)
+    for attribute in ("status", "status_code", "code"):
+        status = getattr(response, attribute, None)
+        if isinstance(status, int) and 400 <= status < 600:
+            headers = getattr(response, "headers", None)
+            failure = status_error(status, name, headers if isinstance(headers, Mapping) else {})
+            return type(failure)(f"{text} (status {status})") if not isinstance(failure, BusyError) else failure
+    return OSError(text)

@@ -1,0 +1,39 @@
+"""The fsspec file system of a location: for looking around, and for reading where nothing here does it better."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from megamind_ray.config import RetryConfig
+from megamind_ray.errors import RequestError
+from megamind_ray.io.location import Location
+from megamind_ray.io.s3 import s3_filesystem
+
+__all__ = ["fsspec_filesystem"]
+
+# Scheme -> the extra of this package that brings its file system; None where fsspec itself has it.
+_EXTRAS: Final = {"gs": "gcs", "az": "azure", "hf": "hf", "http": "http", "https": "http", "memory": None}
+# Listings that fsspec caches would hide that a file changed.
+_OPTIONS: Final = {"use_listings_cache": False}
+
+
+def fsspec_filesystem(location: Location, retry: RetryConfig | None = None) -> tuple[Any, str]:
+    """The file system of a remote location, and the path in it.
+
+    Raises:
+        RequestError: The package with the file system is not installed; the message says which extra brings it.
+    """
+    import fsspec.core  # here, because local checkpoints, the common case, do without it
+
+    if location.scheme == "s3":
+        return s3_filesystem(location, retry or RetryConfig())
+    assert location.scheme is not None
+    extra = _EXTRAS[location.scheme]
+    try:
+        filesystem, path = fsspec.core.url_to_fs(location.uri, **(_OPTIONS if extra else {}))
+    except ImportError as error:
+        raise RequestError(
+            f"{location.uri}: {location.scheme}:// needs a package that is not installed ({error}); "
+            f"run: pip install 'megamind-ray[{extra}]'"
+        ) from error
+    return filesystem, path

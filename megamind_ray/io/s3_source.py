@@ -1,0 +1,167 @@
+"""An object of an S3 store, read by ranges: through obstore, or through s3fs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from megamind_ray.config import RetryConfig
+from megamind_ray.errors import RequestError
+from megamind_ray.io.checksum import crc32
+from megamind_ray.io.retry import request_bound_s
+from megamind_ray.io.source import FileVersion, ShortReadError, storage_errors
+from megamind_ray.io.times import nanoseconds
+from megamind_ray.io.versioned import VersionedSource, no_ranges
+from megamind_ray.units import MIB
+
+__all__ = ["ObstoreSource", "S3fsSource"]
+
+# Bodies as a stream of such pieces are faster than whole ones: a piece is still in the cache when it is copied.
+_PIECE_BYTES: Final = MIB
+
+
+class ObstoreSource(VersionedSource):
+    """An object, read by obstore, which compares the range in each answer with the one asked for.
+
+    Args:
+        store: obstore's store of the bucket.
+        key: Of the object.
+        uri: For messages.
+
+    Raises:
+        RequestError: No such object, or no permission.
+        OSError: The storage did not answer.
+    """
+
+    def __init__(self, store: Any, key: str, uri: str) -> None:
+        self._obstore: Any = importlib.import_module("obstore")
+        self._store, self._key = store, key
+        with storage_errors(uri), _obstore_errors(uri):
+            version = _version(self._obstore.head(store, key))
+        super().__init__(uri, version)
+
+    def read_into(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> None:  # noqa: ARG002
+        """As ``Source.read_into``; nothing is kept in a cache here."""
+        self._read(offset, buffer, summed=False)
+
+    def read_summed(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> int:  # noqa: ARG002
+        """As ``Source.read_summed``."""
+        return self._read(offset, buffer, summed=True)
+
+    def current_version(self) -> FileVersion:
+        """State of the object now."""
+        with storage_errors(self.uri), _obstore_errors(self.uri):
+            return _version(self._obstore.head(self._store, self._key))
+
+    def close(self) -> None:
+        """Connections are the process's."""
+
+    def _read(self, offset: int, buffer: memoryview, *, summed: bool) -> int:
+        view = buffer.cast("B")
+        self.require_inside(offset, view.nbytes)
+        if view.nbytes == 0:
+            return 0
+        done, value = 0, 0
+        with storage_errors(self.uri), _obstore_errors(self.uri):
+            options = {"range": (offset, offset + view.nbytes)}
+            answer = self._obstore.get(self._store, self._key, options=options)
+            self.require_same(_version(answer.meta))
+            for data in answer.stream(min_chunk_size=_PIECE_BYTES):
+                piece = memoryview(data)
+                if done + piece.nbytes > view.nbytes:
+                    raise no_ranges(self.uri)
+                view[done : done + piece.nbytes] = piece
+                if summed:
+                    value = crc32(piece, value)
+                done += piece.nbytes
+        if done < view.nbytes:
+            raise ShortReadError(f"the answer ended after {done} of {view.nbytes} bytes at offset {offset}")
+        return value
+
+
+class S3fsSource(VersionedSource):
+    """An object, read with the calls of s3fs, whose answers are checked here.
+
+    Args:
+        filesystem: s3fs's.
+        bucket: Its name.
+        key: Of the object.
+        uri: For messages.
+        retry: How long a request may take.
+
+    Raises:
+        RequestError: No such object, or no permission.
+        OSError: The storage did not answer.
+    """
+
+    def __init__(self, filesystem: Any, bucket: str, key: str, uri: str, retry: RetryConfig) -> None:
+        self._filesystem, self._retry = filesystem, retry
+        self._object = {"Bucket": bucket, "Key": key}
+        self._sync: Any = importlib.import_module("fsspec.asyn").sync
+        with storage_errors(uri):
+            version = self._ask_version()
+        super().__init__(uri, version)
+
+    def read_into(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> None:  # noqa: ARG002
+        """As ``Source.read_into``; nothing is kept in a cache here."""
+        view = buffer.cast("B")
+        self.require_inside(offset, view.nbytes)
+        if view.nbytes == 0:
+            return
+        end = offset + view.nbytes
+        with storage_errors(self.uri):
+            bound_s = request_bound_s(self._retry, view.nbytes)
+            answer, data = self._sync(self._filesystem.loop, self._get, offset, end, timeout=bound_s)
+            if "ContentRange" not in answer and (offset, end) != (0, self.size_bytes):
+                raise no_ranges(self.uri)
+            self.require_range(answer.get("ContentRange"), offset, end, _told(answer, self.size_bytes))
+        if len(data) != view.nbytes:
+            raise ShortReadError(f"{len(data)} bytes came of {view.nbytes} at offset {offset}")
+        view[:] = data
+
+    def current_version(self) -> FileVersion:
+        """State of the object now."""
+        with storage_errors(self.uri):
+            return self._ask_version()
+
+    def close(self) -> None:
+        """Connections are the file system's."""
+
+    def _ask_version(self) -> FileVersion:
+        answer = self._sync(
+            self._filesystem.loop,
+            self._filesystem._call_s3,
+            "head_object",
+            **self._object,
+            timeout=request_bound_s(self._retry),
+        )
+        return _told(answer, int(answer["ContentLength"]))
+
+    async def _get(self, begin: int, end: int) -> tuple[dict[str, Any], bytes]:
+        answer = await self._filesystem._call_s3("get_object", **self._object, Range=f"bytes={begin}-{end - 1}")
+        async with answer["Body"] as body:
+            return answer, await body.read()
+
+
+def _version(meta: Any) -> FileVersion:
+    return FileVersion(int(meta["size"]), nanoseconds(meta["last_modified"]) or None, meta["e_tag"])
+
+
+def _told(answer: dict[str, Any], size_bytes: int) -> FileVersion:
+    return FileVersion(size_bytes, nanoseconds(answer.get("LastModified")), answer.get("ETag"))
+
+
+@contextmanager
+def _obstore_errors(uri: str) -> Iterator[None]:
+    """What only the text of obstore's errors tells."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error)
+        if "non-partial response" in text:
+            raise no_ranges(uri) from error
+        if "redirect without LOCATION" in text:
+            raise RequestError(f"{uri}: the bucket is in another region; set AWS_REGION to its region") from error
+        raise
