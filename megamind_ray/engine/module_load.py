@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.device.arena import host_buffer
-from megamind_ray.device.cuda import pinned_buffer
+from megamind_ray.device.copy_engine import copy_engine
 from megamind_ray.engine.extent_reader import SourceOpener
 from megamind_ray.engine.module_targets import Match, Target, is_distributed, match_module, slices_of
 from megamind_ray.engine.sinks import TensorSink
@@ -64,14 +64,14 @@ def load_module(
     meta_device = None if device is None else check_device(device)
     destinations = [_destination(target, meta_device) for target in match.targets]
     slices = slice_table([rows for number, target in enumerate(match.targets) for rows in slices_of(target, number)])
-    on_gpu = any(tensor.device.type == "cuda" for tensor in destinations)
+    gpu = next((tensor.device for tensor in destinations if tensor.device.type == "cuda"), None)
     summary = read_slices(
         manifest,
         slices,
         TensorSink(destinations),
         config,
         opener=opener,
-        make_buffer=pinned_buffer if on_gpu else host_buffer,
+        make_buffer=host_buffer if gpu is None else copy_engine(gpu).staging,
     )
     for target, tensor in zip(match.targets, destinations, strict=True):
         _place(module, target, tensor)

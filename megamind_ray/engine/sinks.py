@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from megamind_ray.device.arena import Allocation, Arena, WriteTicket
-from megamind_ray.device.cuda import copy_stream, copy_to_device
+from megamind_ray.device.copy_engine import copy_engine
 from megamind_ray.device.strided import Bytes, Runs, copy_runs
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ class TensorSink:
         self._flat = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
         self._host = [_host_bytes(flat) for flat in self._flat]
         devices = {flat.device for flat in self._flat if flat.device.type == "cuda"}
-        self._streams = {device: copy_stream(device) for device in devices}
+        self._engines = {device: copy_engine(device) for device in devices}
+        for engine in self._engines.values():
+            engine.follow_current()
 
     def host(self, tensor: int) -> tuple[Bytes, int] | None:
         data = self._host[tensor]
@@ -83,7 +85,7 @@ class TensorSink:
 
     def write(self, tensor: int, dst: Runs, src: Bytes) -> WriteTicket | None:
         flat = self._flat[tensor]
-        return copy_to_device(flat, dst, src, self._streams[flat.device])
+        return self._engines[flat.device].to_device(flat, dst, src)
 
 
 def _host_bytes(flat: torch.Tensor) -> Bytes | None:

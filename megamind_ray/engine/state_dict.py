@@ -15,7 +15,7 @@ from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.program import View
 from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.device.arena import Arena, host_buffer
-from megamind_ray.device.cuda import pinned_buffer
+from megamind_ray.device.copy_engine import copy_engine
 from megamind_ray.device.dtypes import torch_layout
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.direct import Sink
@@ -148,7 +148,7 @@ def _read_to_gpu(
     import torch
 
     flats = [torch.empty(info.nbytes, dtype=torch.uint8, device=target) for info in infos]
-    return flats, read(TensorSink(flats), pinned_buffer)
+    return flats, read(TensorSink(flats), copy_engine(target).staging)
 
 
 def check_device(device: str | torch.device) -> torch.device:
