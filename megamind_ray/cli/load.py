@@ -18,6 +18,7 @@ from megamind_ray.cli.options import (
     Dp,
     Ep,
     Fleet,
+    Mirrors,
     Pp,
     RulesFile,
     SidecarPath,
@@ -35,6 +36,7 @@ __all__ = ["EXAMPLES", "load_command"]
 
 EXAMPLES = examples(
     "megamind load /models/llama-3-8b --tp 2",
+    "megamind load /mnt/nfs/llama-3-8b --tp 2 --mirror s3://models/llama-3-8b",
     "megamind load s3://models/deepseek-v3 --tp 8 --pp 2 --detach --name deepseek",
     "ray job submit --working-dir . -- megamind load /models/llama-3-70b --tp 8 --report /shared/report.json",
     "megamind load model.safetensors --tp 2 --num-gpus 2    (a local Ray with two logical GPUs)",
@@ -59,6 +61,7 @@ def load_command(
     rules: RulesFile = None,
     allow_replication: AllowReplication = False,
     sidecar: SidecarPath = None,
+    mirror: Mirrors = None,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON.")
     ] = None,
@@ -80,6 +83,10 @@ def load_command(
 ) -> None:
     """Loads a checkpoint onto every GPU of the mesh: each byte read from storage once, verified, sliced per rank.
 
+    With --mirror, what the checkpoint's own storage does not give, or gives wrong, is read there: name folders that
+    hold the same files. Without recorded checksums a mirror is used only where both storages have the same checksum of
+    a file.
+
     Without --detach the model is loaded, reported and given back when the command ends.
     """
     with Output(as_json) as output, terminated_as_interrupt():
@@ -88,11 +95,14 @@ def load_command(
         from megamind_ray.cli.progress import LoadProgress
         from megamind_ray.config import load_config
         from megamind_ray.core.parallel import Parallel
+        from megamind_ray.io.location import parse_location
         from megamind_ray.planning import load_rules
         from megamind_ray.report.tables import report_tables
 
         parallel = Parallel(tp=tp, pp=pp, dp=dp, ep=ep)
-        settings = load_config(config, profile=False)
+        # Absolute: nodes have working directories of their own.
+        mirrors = [parse_location(base).uri for base in mirror or ()]
+        settings = load_config(config, {"io": {"mirrors": mirrors}} if mirrors else None, profile=False)
         user_rules = load_rules(rules) if rules is not None else ()
         _require_writable(report)
         cluster = connect(

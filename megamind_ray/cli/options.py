@@ -15,6 +15,7 @@ __all__ = [
     "Dp",
     "Ep",
     "Fleet",
+    "Mirrors",
     "Pp",
     "RulesFile",
     "SidecarPath",
@@ -53,6 +54,12 @@ ConfigFile: TypeAlias = Annotated[
 SidecarPath: TypeAlias = Annotated[
     str | None,
     typer.Option("--sidecar", metavar="PATH", help="Recorded checksums; default: the ones beside the checkpoint."),
+]
+Mirrors: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mirror", metavar="URI", show_default=False, help="A folder or URI with the same files; repeat for more."
+    ),
 ]
 Address: TypeAlias = Annotated[
     str | None,

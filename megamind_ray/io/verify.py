@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from megamind_ray.config import IoConfig, RetryConfig
 from megamind_ray.core.manifest import FileInfo, Manifest, Reference
-from megamind_ray.errors import RequestError
-from megamind_ray.io.checksum import crc32
-from megamind_ray.io.counters import ReadCounters, ReadKind
-from megamind_ray.io.opening import open_source
-from megamind_ray.io.retry import call_with_retry, read_with_retry
+from megamind_ray.errors import IntegrityError, RequestError, SourceError
+from megamind_ray.io.counters import ReadCounters
+from megamind_ray.io.digests import FileDigest, file_digest
+from megamind_ray.io.location import parse_location
+from megamind_ray.io.scan import Progress, Scan, SummedRange
 from megamind_ray.io.sidecar import Sidecar, SidecarFile, check_chunk_bytes
-from megamind_ray.io.source import Source
 
-__all__ = ["Mismatch", "Progress", "VerifyResult", "record_checksums", "verify_checksums"]
+__all__ = [
+    "DigestCheck",
+    "Mismatch",
+    "Progress",
+    "VerifyResult",
+    "known_digests",
+    "mirror_of",
+    "record_checksums",
+    "verify_checksums",
+]
 
-Progress = Callable[[int, int], None]
-"""Called in the caller's thread with the bytes done so far and the bytes in total."""
+# Questions to a storage wait for the network, not for a core.
+_QUESTION_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,37 +64,55 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DigestCheck:
+    """A whole file against the checksum that its storage has of it.
+
+    Attributes:
+        file: Path or URI of the file.
+        origin: Who says what it should be.
+        algorithm: As in ``FileDigest``.
+        expected: In hexadecimal.
+        actual: Of the bytes as read.
+        ok: Whether they are the same.
+    """
+
+    file: str
+    origin: str
+    algorithm: str
+    expected: str
+    actual: str
+    ok: bool
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.algorithm} is {self.actual}, {self.origin} says {self.expected}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
     """What a check of a whole checkpoint found.
 
     Attributes:
-        origin: Where the reference comes from.
+        origin: Where the recorded checksums come from; empty without any.
         mismatches: In file order; empty where all is well.
+        digests: Whole files that their storage has a checksum of, in file order.
+        unchecked: Files that there is neither a recorded checksum nor one of the storage for; they were not read.
         num_files: Files read.
-        num_chunks: Chunks compared, headers not counted.
+        num_chunks: Chunks compared with recorded checksums, headers not counted.
         num_bytes: Bytes compared, headers included.
     """
 
     origin: str
     mismatches: tuple[Mismatch, ...]
+    digests: tuple[DigestCheck, ...] = ()
+    unchecked: tuple[str, ...] = ()
     num_files: int
     num_chunks: int
     num_bytes: int
 
     @property
     def ok(self) -> bool:
-        """Whether every byte is as recorded."""
-        return not self.mismatches
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """A summed range; the header of a file comes first, then its chunks in order."""
-
-    file: int
-    begin: int
-    end: int
-    crc32: int
+        """Whether every byte that could be compared is as it should be."""
+        return not self.mismatches and all(check.ok for check in self.digests)
 
 
 def record_checksums(
@@ -102,6 +126,9 @@ def record_checksums(
 ) -> Sidecar:
     """Reads a checkpoint and records its checksums; nothing is written.
 
+    Where the storage has checksums of whole files, the bytes are held to those first: what is wrong already must not
+    be recorded as right.
+
     Args:
         manifest: The checkpoint; every file must still be as it was when this was read.
         chunk_bytes: Grid; 8 MiB by default.
@@ -112,15 +139,30 @@ def record_checksums(
 
     Raises:
         RequestError: A chunk size that is not allowed, or a file that is gone.
-        IntegrityError: A file changed since the manifest was read, or while it was read.
+        IntegrityError: A file is not what its storage says it is, changed since the manifest was read, or while it was
+            read.
         SourceError: The storage does not answer.
     """
     grid_bytes = IoConfig().chunk_bytes if chunk_bytes is None else chunk_bytes
     check_chunk_bytes(grid_bytes)
     sums: list[list[int]] = [[] for _ in manifest.files]
-    scan = _Scan(manifest, grid_bytes, threads, retry, counters, on_progress)
+    digests = known_digests(manifest, retry=retry)
+    scan = Scan(
+        manifest,
+        grid_bytes,
+        algorithms=_algorithms(digests),
+        threads=threads,
+        retry=retry,
+        counters=counters,
+        on_progress=on_progress,
+    )
     for item in scan.ranges():
         sums[item.file].append(item.crc32)
+    for check in _digest_checks(manifest, digests, scan):
+        if not check.ok:
+            raise IntegrityError(
+                f"{check}; the file is damaged, so its checksums are not recorded: fetch it again", file=check.file
+            )
     files = (
         SidecarFile(
             path=file.path,
@@ -138,6 +180,7 @@ def record_checksums(
 def verify_checksums(
     manifest: Manifest,
     *,
+    digests: Mapping[int, FileDigest] | None = None,
     threads: int | None = None,
     retry: RetryConfig | None = None,
     counters: ReadCounters | None = None,
@@ -145,48 +188,111 @@ def verify_checksums(
 ) -> VerifyResult:
     """Reads a checkpoint and compares every byte with its reference; goes on after a mismatch.
 
+    Each file is held to its recorded checksums and to the checksum that its storage has of it, whichever there are;
+    both cost one reading.
+
     Args:
-        manifest: A checkpoint with a reference.
+        manifest: The checkpoint.
+        digests: Checksums of whole files, by file; by default the ones that the storage tells.
         threads: Reads in flight.
         retry: Bounds of the attempts.
         counters: Where reads are counted.
         on_progress: Called as bytes are done.
 
     Raises:
-        RequestError: There is no reference, or a file is gone.
+        RequestError: There is neither a reference nor a checksum of the storage, or a file is gone.
         IntegrityError: A file changed since the manifest was read, or while it was read.
         SourceError: The storage does not answer.
     """
     reference = manifest.reference
-    if reference is None:
+    if digests is None:
+        digests = known_digests(manifest, retry=retry)
+    if reference is None and not digests:
         raise RequestError(
-            f"{manifest.uri}: no recorded checksums to compare with; record some first (megamind verify --record)"
+            f"{manifest.uri}: no recorded checksums to compare with, and none that its storage has of whole files; "
+            "record some first (megamind verify --record)"
         )
-    scan = _Scan(manifest, reference.chunk_bytes, threads, retry, counters, on_progress)
+    scan = Scan(
+        manifest,
+        reference.chunk_bytes if reference else IoConfig().chunk_bytes,
+        algorithms=_algorithms(digests),
+        only=None if reference else frozenset(digests),
+        threads=threads,
+        retry=retry,
+        counters=counters,
+        on_progress=on_progress,
+    )
     mismatches = []
-    num_ranges = 0
+    num_chunks = 0
     for item in scan.ranges():
-        num_ranges += 1
+        if reference is None:
+            continue
+        num_chunks += item.begin > 0
         expected = _expected(reference, manifest.files[item.file], item)
         if item.crc32 != expected:
             mismatches.append(_mismatch(manifest, item, expected))
+    left_out = () if reference else (file for file in range(len(manifest.files)) if file not in digests)
     return VerifyResult(
-        origin=reference.origin,
+        origin=reference.origin if reference else "",
         mismatches=tuple(mismatches),
-        num_files=len(manifest.files),
-        num_chunks=num_ranges - len(manifest.files),
+        digests=tuple(_digest_checks(manifest, digests, scan)),
+        unchecked=tuple(manifest.file_uri(file) for file in left_out),
+        num_files=len(manifest.files) if reference else len(digests),
+        num_chunks=num_chunks,
         num_bytes=scan.total_bytes,
     )
 
 
-def _expected(reference: Reference, file: FileInfo, item: _Range) -> int:
+def known_digests(manifest: Manifest, *, retry: RetryConfig | None = None) -> dict[int, FileDigest]:
+    """The checksums of whole files that their storage tells, by file."""
+
+    def ask(file: int) -> FileDigest | None:
+        try:
+            return file_digest(parse_location(manifest.file_uri(file)), retry=retry)
+        except (RequestError, SourceError):
+            return None  # a right that reading does not need; what is wrong with the file itself, reading will tell
+
+    files = range(len(manifest.files))
+    with ThreadPoolExecutor(_QUESTION_THREADS, thread_name_prefix="megamind-digests") as pool:
+        return {file: digest for file, digest in zip(files, pool.map(ask, files), strict=True) if digest is not None}
+
+
+def mirror_of(manifest: Manifest, base: str) -> Manifest:
+    """The same files in another folder, for ``verify_checksums``; a copy has its own times and tags.
+
+    Raises:
+        RequestError: ``base`` is no path or URI of a kind that is supported.
+    """
+    files = tuple(replace(file, mtime_ns=None, etag=None) for file in manifest.files)
+    return replace(manifest, uri=base, root=parse_location(base).uri, files=files)
+
+
+def _algorithms(digests: Mapping[int, FileDigest]) -> dict[int, str]:
+    return {file: digest.algorithm for file, digest in digests.items()}
+
+
+def _digest_checks(manifest: Manifest, digests: Mapping[int, FileDigest], scan: Scan) -> list[DigestCheck]:
+    return [
+        DigestCheck(
+            file=manifest.file_uri(file),
+            origin=digest.origin,
+            algorithm=digest.algorithm,
+            expected=digest.value,
+            actual=scan.digests[file],
+            ok=scan.digests[file] == digest.value,
+        )
+        for file, digest in sorted(digests.items())
+    ]
+
+
+def _expected(reference: Reference, file: FileInfo, item: SummedRange) -> int:
     checksums = reference.files[item.file]
     if item.begin == 0:
         return checksums.header_crc32
     return checksums.chunks_crc32[(item.begin - file.data_begin) // reference.chunk_bytes]
 
 
-def _mismatch(manifest: Manifest, item: _Range, expected: int) -> Mismatch:
+def _mismatch(manifest: Manifest, item: SummedRange, expected: int) -> Mismatch:
     tensors = (
         tensor.name
         for tensor in manifest.tensors.values()
@@ -200,90 +306,3 @@ def _mismatch(manifest: Manifest, item: _Range, expected: int) -> Mismatch:
         expected_crc32=expected,
         actual_crc32=item.crc32,
     )
-
-
-class _Scan:
-    """Sums all ranges of a checkpoint on threads, with one chunk of memory per thread."""
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        chunk_bytes: int,
-        threads: int | None,
-        retry: RetryConfig | None,
-        counters: ReadCounters | None,
-        on_progress: Progress | None,
-    ) -> None:
-        self._manifest = manifest
-        self._chunk_bytes = chunk_bytes
-        self._threads = IoConfig().read_threads if threads is None else threads
-        self._retry = retry or RetryConfig()
-        self._counters = counters or ReadCounters()
-        self._on_progress = on_progress
-        self._local = threading.local()
-        self.total_bytes = sum(file.size_bytes for file in manifest.files)
-        if self._threads < 1:
-            raise RequestError(f"threads = {self._threads}: take 1 or more")
-
-    def ranges(self) -> Iterator[_Range]:
-        """All ranges, file by file, in order."""
-        done_bytes = 0
-        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="megamind-verify")
-        try:
-            for number, file in enumerate(self._manifest.files):
-                with self._open(number, file) as source:
-                    for item in self._file_ranges(pool, source, number, file):
-                        done_bytes += item.end - item.begin
-                        if self._on_progress is not None:
-                            self._on_progress(done_bytes, self.total_bytes)
-                        yield item
-                    source.check_unchanged()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _open(self, number: int, file: FileInfo) -> Source:
-        uri = self._manifest.file_uri(number)
-        return call_with_retry(lambda _: open_source(uri, file), uri=uri, what="opening it", retry=self._retry)
-
-    def _file_ranges(self, pool: ThreadPoolExecutor, source: Source, number: int, file: FileInfo) -> Iterator[_Range]:
-        def jobs() -> Iterator[Future[_Range]]:
-            begin, end = 0, file.data_begin
-            while begin < file.size_bytes:
-                yield pool.submit(self._sum, source, number, begin, end)
-                begin, end = end, min(end + self._chunk_bytes, file.size_bytes)
-
-        # The source is closed when the caller leaves, so no read of it may still run by then.
-        return _in_order(jobs(), window=2 * self._threads)
-
-    def _sum(self, source: Source, number: int, begin: int, end: int) -> _Range:
-        value = 0
-        for piece_begin in range(begin, end, self._chunk_bytes):  # a header may be longer than a chunk
-            piece = self._buffer()[: min(self._chunk_bytes, end - piece_begin)]
-            kind = ReadKind.PAYLOAD if begin else ReadKind.HEADER
-            read_with_retry(source, piece_begin, piece, self._retry, self._counters, kind=kind)
-            value = crc32(piece, value)
-        return _Range(number, begin, end, value)
-
-    def _buffer(self) -> memoryview:
-        buffer: memoryview | None = getattr(self._local, "buffer", None)
-        if buffer is None:
-            buffer = self._local.buffer = memoryview(bytearray(self._chunk_bytes))
-        return buffer
-
-
-def _in_order(jobs: Iterable[Future[_Range]], *, window: int) -> Iterator[_Range]:
-    """Results in the order of the jobs, of which at most ``window`` are submitted and not yet done."""
-    running: deque[Future[_Range]] = deque()
-    try:
-        for job in jobs:
-            running.append(job)
-            if len(running) >= window:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
-    finally:
-        for job in running:
-            job.cancel()
-        for job in running:
-            if not job.cancelled():
-                job.exception()

@@ -1,0 +1,248 @@
+"""One chunk, from wherever it can be had right: read, checked, read again, taken from a mirror (docs/design/0012)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from megamind_ray.config import RetryConfig
+from megamind_ray.core.program import FileTable
+from megamind_ray.core.report import Fault
+from megamind_ray.device.strided import Bytes
+from megamind_ray.engine.file_sources import OWN, FileSources
+from megamind_ray.errors import IntegrityError, MegamindError, RequestError, SourceError, listed
+from megamind_ray.io.counters import ReadCounters, ReadKind
+from megamind_ray.io.retry import read_with_retry
+from megamind_ray.io.source import Source
+
+__all__ = ["ChunkReader", "tensors_in"]
+
+_REMEDY = "get the file anew from where it came from, or record the checksums again if it was changed on purpose"
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A chunk that is wanted, or part of one, and what came of it so far.
+
+    Attributes:
+        file, begin, end: Which bytes.
+        kind: What the next read counts as.
+        failures: By base, why its bytes could not be used.
+    """
+
+    file: int
+    begin: int
+    end: int
+    kind: ReadKind = ReadKind.PAYLOAD
+    failures: dict[int, MegamindError] = field(default_factory=dict)
+
+
+class ChunkReader:
+    """Reads chunks so that wrong bytes are never handed over where a checksum could tell. Thread-safe.
+
+    Args:
+        files: What to read from, and the checksums to hold it to.
+        sources: Where to read it.
+        retry: Bounds.
+        counters: Where reads are counted.
+        note: Takes what went wrong and was dealt with.
+        stop: Set from outside, it cuts the waits between attempts short, and no further source is asked.
+    """
+
+    def __init__(
+        self,
+        files: FileTable,
+        sources: FileSources,
+        retry: RetryConfig,
+        *,
+        counters: ReadCounters,
+        note: Callable[[Fault], None],
+        stop: threading.Event,
+    ) -> None:
+        self._files = files
+        self._sources = sources
+        self._retry = retry
+        self._counters = counters
+        self._note = note
+        self._stop = stop
+
+    def read(self, file: int, begin: int, end: int, buffer: Bytes) -> bool:
+        """Fills a buffer with a chunk or part of one.
+
+        Returns:
+            Whether it was checked against a reference.
+
+        Raises:
+            IntegrityError: No source has the bytes that it should.
+            SourceError, RequestError: No source gives any.
+        """
+        piece = _Piece(file, begin, end)
+        for base in self._sources.order(file):
+            try:
+                is_proven = self._read_from(base, piece, buffer)
+            except (IntegrityError, RequestError, SourceError) as error:
+                piece.failures[base] = error
+                if self._stop.is_set():
+                    break
+                continue
+            if not is_proven:
+                self._sources.took_unproven(base, file)
+            if piece.failures:
+                self._note_mirrored(piece, base)
+            return is_proven
+        raise self._refusal(piece)
+
+    def _read_from(self, base: int, piece: _Piece, buffer: Bytes) -> bool:
+        """Reads a piece from one base; a base that cannot give this file at all is given up for it."""
+        expected = self._reference(piece.file, piece.begin, piece.end)
+        try:
+            source = self._sources.open(base, piece.file)
+            if expected is None and base != OWN:
+                if piece.file in self._files.reference_crc32:
+                    return self._read_within_chunk(base, source, piece, buffer)
+                self._sources.require_same_bytes(base, piece.file)
+            return self._read_checked(base, source, piece, piece.begin, buffer, expected)
+        except SourceError:
+            self._sources.count(base, failed=True)
+            raise
+        except (RequestError, IntegrityError) as error:
+            if not isinstance(error, _MismatchError):
+                if base == OWN:  # a mirror without the file is no reason to leave it alone for others
+                    self._sources.count(base, failed=True)
+                self._sources.give_up(base, piece.file, error)
+            raise
+
+    def _read_within_chunk(self, base: int, source: Source, piece: _Piece, buffer: Bytes) -> bool:
+        """Part of a chunk from a mirror: the checksum is of the whole chunk, so all of it is read."""
+        info, chunk_bytes = self._files.files[piece.file], self._files.chunk_bytes
+        begin = piece.begin - (piece.begin - info.data_begin) % chunk_bytes
+        end = min(begin + chunk_bytes, info.size_bytes)
+        chunk = np.empty(end - begin, np.uint8)
+        self._read_checked(base, source, piece, begin, chunk, self._reference(piece.file, begin, end))
+        buffer[:] = chunk[piece.begin - begin : piece.end - begin]
+        return True
+
+    def _read_checked(
+        self, base: int, source: Source, piece: _Piece, begin: int, buffer: Bytes, expected: int | None
+    ) -> bool:
+        """Reads a range until it matches, at most ``retry.attempts`` times. True where there was something to match."""
+        if expected is None:
+            self._read_once(base, source, piece, begin, buffer, summed=False)
+            self._sources.count(base, failed=False)
+            return False
+        found = 0
+        for reads in range(1, self._retry.attempts + 1):
+            # After a mismatch past the cache: a copy in memory that is wrong would be wrong again.
+            found = self._read_once(base, source, piece, begin, buffer, summed=True, past_cache=reads > 1)
+            self._sources.count(base, failed=found != expected)
+            if found == expected:
+                if reads > 1:
+                    self._note_read(
+                        "chunk_mismatch", source, begin, buffer, f"read {reads} times, then it was right", reads - 1
+                    )
+                return True
+        self._sources.require_unchanged(source)
+        raise _MismatchError(
+            f"CRC-32 is {found:08x}, recorded in {self._files.reference_origin} is {expected:08x}, also after "
+            f"{self._retry.attempts} reads",
+            file=source.uri,
+        )
+
+    def _read_once(
+        self,
+        base: int,
+        source: Source,
+        piece: _Piece,
+        begin: int,
+        buffer: Bytes,
+        *,
+        summed: bool,
+        past_cache: bool = False,
+    ) -> int:
+        """Reads a range; gives its CRC-32 where ``summed``, else 0."""
+        num_retries = 0
+
+        def wait(seconds: float) -> None:
+            nonlocal num_retries
+            num_retries += 1
+            self._sources.count(base, failed=True)
+            self._stop.wait(seconds)
+
+        kind, piece.kind = piece.kind, ReadKind.RETRIED
+        found = read_with_retry(
+            source,
+            begin,
+            buffer.data,
+            self._retry,
+            self._counters,
+            kind=kind,
+            summed=summed,
+            past_cache=past_cache,
+            sleep=wait,
+        )
+        if num_retries:
+            action = f"read in attempt {num_retries + 1}"
+            self._note_read("chunk_retried", source, begin, buffer, action, num_retries)
+        return found
+
+    def _reference(self, file: int, begin: int, end: int) -> int | None:
+        """The trusted checksum of ``[begin, end)``, where that is a whole chunk and there is one."""
+        sums = self._files.reference_crc32.get(file)
+        info, chunk_bytes = self._files.files[file], self._files.chunk_bytes
+        chunk, rest = divmod(begin - info.data_begin, chunk_bytes)
+        if sums is None or rest or end != min(begin + chunk_bytes, info.size_bytes):
+            return None
+        return int(sums[chunk])
+
+    def _note_read(self, kind: str, source: Source, begin: int, buffer: Bytes, action: str, times: int) -> None:
+        where = f"{source.uri} [{begin}, {begin + buffer.nbytes})"
+        self._note(Fault(kind=kind, where=where, action=action, bytes_retried=times * buffer.nbytes))
+
+    def _note_mirrored(self, piece: _Piece, base: int) -> None:
+        base_of_failure, error = next(iter(piece.failures.items()))
+        self._note(
+            Fault(
+                kind="chunk_mirrored",
+                where=f"{self._sources.uri(base_of_failure, piece.file)} [{piece.begin}, {piece.end})",
+                action=f"taken from {self._sources.uri(base, piece.file)}, since: {error.message}",
+                bytes_retried=piece.end - piece.begin if piece.kind is ReadKind.RETRIED else 0,
+            )
+        )
+
+    def _refusal(self, piece: _Piece) -> MegamindError:
+        """What to raise when no source gave the right bytes; it names all of them."""
+        failures = self._sources.given_up(piece.file) | piece.failures
+        errors = list(failures.values())
+        if len(errors) == 1 and not isinstance(errors[0], _MismatchError):
+            return errors[0]
+        uri, tensors = self._files.uri(piece.file), tensors_in(self._files, piece.file, piece.begin, piece.end)
+        holds = f"; they hold {'tensors' if len(tensors) > 1 else 'tensor'} {listed(tensors)}" if tensors else ""
+        where = f"{uri}: bytes [{piece.begin}, {piece.end})"
+        if len(errors) == 1:
+            text = f"{where} are wrong: {errors[0].message}{holds}; {_REMEDY}"
+        else:
+            reasons = "; ".join(self._reason(base, piece, error) for base, error in sorted(failures.items()))
+            text = f"{where} cannot be had from any of {len(errors)} sources ({reasons}){holds}; {_REMEDY}"
+        if any(isinstance(error, IntegrityError) for error in errors):
+            return IntegrityError(
+                text, file=uri, tensor=tensors[0] if tensors else None, begin=piece.begin, end=piece.end
+            )
+        if any(isinstance(error, SourceError) for error in errors):
+            return SourceError(text, file=uri, attempts=self._retry.attempts)
+        return RequestError(text)
+
+    def _reason(self, base: int, piece: _Piece, error: MegamindError) -> str:
+        uri = self._sources.uri(base, piece.file)
+        return error.message if error.message.startswith(uri) else f"{uri}: {error.message}"
+
+
+class _MismatchError(IntegrityError):
+    """Bytes that storage gave again and again do not match; leaves this module as a plain ``IntegrityError``."""
+
+
+def tensors_in(files: FileTable, file: int, begin: int, end: int) -> list[str]:
+    """Names of the tensors on disk that have bytes in a range of a file."""
+    return [name for first, last, name in files.disk_tensors.get(file, ()) if first < end and begin < last]
