@@ -1,0 +1,111 @@
+"""The profile on disk: what goes in, where the measured files are, writing and removing it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from megamind_ray.config import this_machine
+from megamind_ray.core.profile import Measured, Profile, render_profile
+from megamind_ray.engine.tune_search import Trial, Values, median_ratio
+from megamind_ray.errors import MegamindError, RequestError
+
+__all__ = ["mount_of", "profile_of", "remove_profile", "require_writable", "write_profile"]
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def profile_of(values: Values, defaults: Values, trials: Sequence[Trial], measured: Measured) -> Profile:
+    """A profile of this machine with the values that differ from the defaults, and what each gained."""
+    settings: dict[str, dict[str, object]] = {}
+    gains: dict[str, str] = {}
+    for name, value in values.items():
+        if value != defaults[name]:
+            section, _, field = name.partition(".")
+            settings.setdefault(section, {})[field] = value
+            gains[name] = _gain(name, value, trials)
+    return Profile(machine=this_machine(), measured=measured, settings=settings, gains=gains)
+
+
+def _gain(name: str, value: object, trials: Sequence[Trial]) -> str:
+    """The last time it was taken: it may have been left for another value meanwhile."""
+    trial = next(it for it in reversed(trials) if (it.knob, it.value, it.verdict) == (name, value, "taken"))
+    shown = ", ".join(f"{median_ratio(pairs):.2f}x {condition}" for condition, pairs in trial.pairs.items())
+    return f"{shown}, against {trial.instead_of}"
+
+
+def mount_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> tuple[str, str]:
+    """Type and device of the file system that holds a path (proc_pid_mountinfo(5)); empty where it is not known."""
+    target = path.resolve()
+    best: tuple[int, str, str] = (0, "", "")
+    try:
+        lines = mountinfo.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:  # no procfs
+        return "", ""
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        point = _OCTAL.sub(lambda found: chr(int(found[1], 8)), left.split(" ")[4])
+        kind, device = right.split(" ")[:2]
+        # A later mount at the same point hides the earlier one.
+        if target.is_relative_to(point) and len(point) >= best[0]:
+            best = (len(point), kind, _OCTAL.sub(lambda found: chr(int(found[1], 8)), device))
+    return best[1:]
+
+
+def require_writable(path: Path) -> None:
+    """Makes sure before a minute of measuring that its result can be written.
+
+    Raises:
+        RequestError: It cannot.
+    """
+    if path.is_dir():
+        raise RequestError(f"profile {path}: is a folder; name a file with --output")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise RequestError(f"profile {path}: {parent} cannot be written to; name another file with --output")
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Writes a profile; whoever reads meanwhile gets the old one or the new one.
+
+    Raises:
+        MegamindError: It cannot be written.
+    """
+    # A link stays one: people keep their settings in a repository.
+    target = Path(os.path.realpath(path))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(render_profile(profile))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, target)  # noqa: PTH105 - the name came from mkstemp
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)  # noqa: PTH108
+            raise
+    except OSError as error:
+        raise MegamindError(
+            f"profile {path}: cannot be written ({error.strerror}); name another file with --output"
+        ) from error
+
+
+def remove_profile(path: Path) -> bool:
+    """Removes a profile; False where there was none.
+
+    Raises:
+        RequestError: It cannot be removed.
+    """
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise RequestError(f"profile {path}: cannot be removed ({error.strerror}); remove it yourself") from error
+    return True
