@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megamind_ray.core.program import BlockTable, SegmentTable
+from megamind_ray.device.arena import host_buffer
 from megamind_ray.device.strided import Bytes, Runs, copy_runs
 from megamind_ray.io.checksum import crc32
 
@@ -88,6 +90,7 @@ class BlockCutter:
         self._segments = segments
         self._order = np.argsort(blocks.extent, kind="stable")
         self._extents = blocks.extent[self._order]
+        self._local = threading.local()
 
     def rows_of(self, extent: int) -> list[int]:
         """Rows of the block table that are cut from an extent, in plan order."""
@@ -103,7 +106,7 @@ class BlockCutter:
     def cut(self, extent: int, begin: int, data: Bytes, *, only: Container[int] | None = None) -> Iterator[CutBlock]:
         """Cuts one extent, block by block.
 
-        A block that lies in the extent as it is comes as a view; all others share one scratch buffer.
+        A block that lies in the extent as it is comes as a view; all others share one scratch buffer of this thread.
 
         Args:
             extent: Plan id.
@@ -112,19 +115,23 @@ class BlockCutter:
             only: Plan ids of the blocks that are wanted; None for all.
         """
         rows = [row for row in self.rows_of(extent) if only is None or int(self._blocks.block[row]) in only]
-        scratch: Bytes | None = None
         for row in rows:
             segments, nbytes = self.segments_of_row(row), int(self._blocks.nbytes[row])
             packed = _packed_already(segments, nbytes)
             if packed is not None:
                 block = data[packed - begin : packed - begin + nbytes]
             else:
-                if scratch is None:
-                    scratch = np.empty(max(int(self._blocks.nbytes[other]) for other in rows), np.uint8)
-                block = scratch[:nbytes]
+                block = self._scratch(nbytes)
                 _gather(segments, begin, data, block)
             sums = [crc32(block[segment.block_offset : segment.block_offset + segment.nbytes]) for segment in segments]
             yield CutBlock(int(self._blocks.block[row]), block, np.array(sums, np.uint32))
+
+    def _scratch(self, nbytes: int) -> Bytes:
+        # Kept from extent to extent: the first touch of fresh memory takes longer than the copy.
+        scratch: Bytes | None = getattr(self._local, "scratch", None)
+        if scratch is None or scratch.nbytes < nbytes:
+            scratch = self._local.scratch = host_buffer(nbytes)
+        return scratch[:nbytes]
 
 
 def _packed_already(segments: list[Segment], nbytes: int) -> int | None:
