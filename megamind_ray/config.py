@@ -54,10 +54,6 @@ def _require(ok: bool, field_name: str, value: object, remedy: str) -> None:
         raise RequestError(f"config {field_name} = {value!r}: {remedy}")
 
 
-def _is_remote(root: str) -> bool:
-    return "://" in root and not root.startswith("file:")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IoConfig:
     """Reading from storage.
@@ -104,13 +100,17 @@ class IoConfig:
         _require(self.direct in modes, "io.direct", self.direct, f"take {', '.join(modes)}")
         _require(all(self.mirrors), "io.mirrors", self.mirrors, "name a folder or URI in each")
 
+    def is_remote(self, root: str) -> bool:
+        """Whether ``root``, which is ``Manifest.root``, is behind a network."""
+        return "://" in root and not root.startswith("file:")
+
     def reads_in_flight(self, root: str) -> int:
         """How many reads of a checkpoint one process has in flight; ``root`` is ``Manifest.root``."""
-        return self.remote_threads if _is_remote(root) else self.read_threads
+        return self.remote_threads if self.is_remote(root) else self.read_threads
 
     def gap_bytes(self, root: str) -> int:
         """Gaps up to this size are read over; ``root`` is ``Manifest.root``."""
-        return min(self.remote_gap_bytes, self.chunk_bytes) if _is_remote(root) else self.max_gap_bytes
+        return min(self.remote_gap_bytes, self.chunk_bytes) if self.is_remote(root) else self.max_gap_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

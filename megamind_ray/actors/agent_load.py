@@ -240,7 +240,7 @@ class AgentLoad:
             run_team(
                 rows,
                 lambda row: self._read_extent(job, row, ranks),
-                num_threads=self._config.io.read_threads,
+                num_threads=self._config.io.reads_in_flight(job.program.files.root),
                 name=f"read-{self.load}",
                 stop=self._stop,
             )

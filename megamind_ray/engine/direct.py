@@ -64,15 +64,13 @@ def read_to_sink(
         reader.check_unchanged(file)
         return verified
     verified = "reference"
-    for is_straight, group in groupby(
-        _choices(reader, file, begin, end, segments, straight), lambda it: it[2] is not None
-    ):
+    for _, group in groupby(_choices(reader, file, begin, end, segments, straight), lambda it: id(it[2])):
         pieces = list(group)
-        if is_straight:
-            for piece_begin, piece_end, place in pieces:
-                assert place is not None
-                target = place.buffer[piece_begin + place.shift : piece_end + place.shift]
-                verified = _weaker(verified, reader.read_into(file, piece_begin, piece_end, target))
+        place = pieces[0][2]
+        if place is not None:
+            first, last = pieces[0][0], pieces[-1][1]
+            target = place.buffer[first + place.shift : last + place.shift]
+            verified = _weaker(verified, reader.read_into(file, first, last, target))
         else:
             staged_begin, staged_end = pieces[0][0], pieces[-1][1]
             with reader.staged(file, staged_begin, staged_end) as extent:

@@ -15,6 +15,7 @@ from megamind_ray.engine.chunk_reader import ChunkReader, tensors_in
 from megamind_ray.engine.file_sources import FileSources, SourceOpener
 from megamind_ray.engine.staging import StagingRing
 from megamind_ray.io.counters import ReadCounters
+from megamind_ray.io.request_pool import run_requests
 
 __all__ = ["ExtentReader", "SourceOpener", "StagedExtent", "tensors_in"]
 
@@ -58,7 +59,8 @@ class ExtentReader:
     ) -> None:
         self.files = files
         self.counters = counters if counters is not None else ReadCounters()
-        self._ring = ring if ring is not None else StagingRing(config.io.read_threads)
+        self._remote_threads = config.io.remote_threads if config.io.is_remote(files.root) else None
+        self._ring = ring if ring is not None else StagingRing(config.io.reads_in_flight(files.root))
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
         stop = stop if stop is not None else threading.Event()
@@ -96,18 +98,24 @@ class ExtentReader:
             yield StagedExtent(begin, buffer, verified)
 
     def read_into(self, file: int, begin: int, end: int, buffer: Bytes) -> Verified:
-        """Fills a buffer with ``[begin, end)`` of a file.
+        """Fills a buffer with ``[begin, end)`` of a file; from remote storage with its chunks requested side by side.
 
         Whether the file changed is for the caller to check, with ``check_unchanged``, before the bytes are used.
 
         Raises:
             IntegrityError, SourceError, RequestError: As for ``staged``.
         """
-        verified: Verified = "reference"
-        for piece_begin, piece_end in self.pieces(file, begin, end):
-            if not self._chunks.read(file, piece_begin, piece_end, buffer[piece_begin - begin : piece_end - begin]):
-                verified = "transit"
-        return verified
+
+        def read(piece: tuple[int, int]) -> bool:
+            first, last = piece
+            return self._chunks.read(file, first, last, buffer[first - begin : last - begin])
+
+        pieces = self.pieces(file, begin, end)
+        if self._remote_threads is None:
+            checked = [read(piece) for piece in pieces]
+        else:
+            checked = run_requests(read, pieces, num_in_flight=self._remote_threads)
+        return "reference" if all(checked) else "transit"
 
     def check_unchanged(self, file: int | None = None) -> None:
         """Compares a file that was read, or all of them, with when they were opened.

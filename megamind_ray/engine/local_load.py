@@ -55,8 +55,8 @@ def load_plan(
 ) -> LocalLoad:
     """Executes a plan: every extent is read once, its blocks go to all sessions that need them.
 
-    A block is applied as soon as it is cut, so bytes in flight are bounded by ``config.io.read_threads`` extents and
-    blocks. The first error stops everything and gives all arenas back.
+    A block is applied as soon as it is cut, so bytes in flight are bounded by ``config.io.reads_in_flight`` extents
+    and blocks. The first error stops everything and gives all arenas back.
 
     Args:
         plan: What to move.
@@ -90,7 +90,8 @@ def load_plan(
             for agent in agents:
                 readers.callback(agent.reader.close)
             transfer_s = time.perf_counter()
-            run_team(_work(agents, sessions), _call, num_threads=config.io.read_threads, name="local-load", stop=stop)
+            num_threads = config.io.reads_in_flight(manifest.root)
+            run_team(_work(agents, sessions), _call, num_threads=num_threads, name="local-load", stop=stop)
             for agent in agents:
                 agent.reader.check_unchanged()
         for session in sessions:

@@ -64,7 +64,7 @@ class RankSession:
         self._row_of_block = {block: row for row, block in enumerate(program.blocks.block.tolist())}
         self._states = np.full(len(program.blocks), _MISSING, np.int8)
         self._stop = threading.Event()
-        ring = StagingRing(config.io.read_threads, arena.staging)
+        ring = StagingRing(config.io.reads_in_flight(program.files.root), arena.staging)
         self._reader = ExtentReader(program.files, config, ring=ring, opener=opener, stop=self._stop)
         self._lock = threading.Lock()
         self._num_duplicates = 0
@@ -145,7 +145,7 @@ class RankSession:
         return True
 
     def read_direct(self, on_failure: DirectFailure | None = None, *, stop: threading.Event | None = None) -> None:
-        """Reads the program's direct extents with ``config.io.read_threads`` threads.
+        """Reads the program's direct extents with as many threads as ``config.io`` allows for their storage.
 
         Args:
             on_failure: Called (from any thread) with the plan id of an extent that could not be read and the error; the
@@ -168,7 +168,7 @@ class RankSession:
         run_team(
             range(len(self.program.extents)),
             read,
-            num_threads=min(self._config.io.read_threads, len(self.program.extents)),
+            num_threads=min(self._config.io.reads_in_flight(self.program.files.root), len(self.program.extents)),
             name=f"rank-{self.program.rank}-read",
             stop=stop or self._stop,
         )

@@ -73,7 +73,7 @@ def read_slices(
     make_buffer: Callable[[int], Bytes] = host_buffer,
     stop: threading.Event | None = None,
 ) -> ReadSummary:
-    """Reads slices with ``config.io.read_threads`` threads; returns when all are in place.
+    """Reads slices with ``config.io.reads_in_flight`` threads; returns when all are in place.
 
     Args:
         manifest: The checkpoint.
@@ -92,7 +92,7 @@ def read_slices(
     files = file_table(manifest, reference.chunk_bytes if reference else config.io.chunk_bytes)
     pieces = _cut(manifest, slices, files, config)
     cutter = _cutter(pieces)
-    num_threads = max(1, min(config.io.read_threads, len(pieces.begin)))
+    num_threads = max(1, min(config.io.reads_in_flight(manifest.root), len(pieces.begin)))
     stop = stop if stop is not None else threading.Event()
     reader = ExtentReader(files, config, ring=StagingRing(num_threads, make_buffer), opener=opener, stop=stop)
     checks: list[Verified] = []
@@ -142,13 +142,13 @@ def slice_table(pieces: Sequence[SliceRows]) -> SliceTable:
 def _cut(manifest: Manifest, slices: SliceTable, files: FileTable, config: Config) -> Cut:
     """Extents as the planner makes them, for one consumer; short ones where there is little to share among threads."""
     chunk_bytes = files.chunk_bytes
-    share_bytes = int((slices.run_bytes * slices.num_runs).sum()) // (4 * config.io.read_threads)
+    share_bytes = int((slices.run_bytes * slices.num_runs).sum()) // (4 * config.io.reads_in_flight(manifest.root))
     extent_bytes = min(max(config.io.extent_bytes, chunk_bytes), max(share_bytes, chunk_bytes))
     grid = Grid(
         files=manifest.files,
         chunk_bytes=chunk_bytes,
         extent_bytes=extent_bytes // chunk_bytes * chunk_bytes,
-        max_gap_bytes=config.io.max_gap_bytes,
+        max_gap_bytes=config.io.gap_bytes(manifest.root),
         whole_chunks=manifest.reference is not None,
     )
     none = np.empty(0, np.int64)

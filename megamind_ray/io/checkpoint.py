@@ -23,9 +23,6 @@ from megamind_ray.io.storage import Browser, PathKind
 
 __all__ = ["open_manifest"]
 
-# Remote reads wait for the network, not for a core.
-_MIN_REMOTE_THREADS = 16
-
 
 @dataclass(frozen=True, slots=True)
 class _DataFile:
@@ -62,7 +59,7 @@ def open_manifest(
     browser = Browser(retry or RetryConfig())
     layout = find_layout(parse_location(uri), browser)
     recorded = _find_sidecar(layout, sidecar, browser)
-    files = _read_files(layout, recorded, browser, (io or IoConfig()).read_threads)
+    files = _read_files(layout, recorded, browser, (io or IoConfig()).reads_in_flight(layout.root.uri))
     tensors = _merge(layout, files)
     config = _read_config(layout, browser)
     infos = tuple(file.info for file in files)
@@ -94,7 +91,7 @@ def _find_sidecar(layout: Layout, sidecar: str | os.PathLike[str] | bool | None,
     return parse_sidecar(browser.read_whole(location), location.uri)
 
 
-def _read_files(layout: Layout, recorded: Sidecar | None, browser: Browser, read_threads: int) -> list[_DataFile]:
+def _read_files(layout: Layout, recorded: Sidecar | None, browser: Browser, num_threads: int) -> list[_DataFile]:
     entries = {} if recorded is None else {file.path: file for file in recorded.files}
 
     def read(numbered: tuple[int, str]) -> _DataFile:
@@ -106,8 +103,7 @@ def _read_files(layout: Layout, recorded: Sidecar | None, browser: Browser, read
             source.check_unchanged()
             return _DataFile(_file_info(path, source, header), header.tensors)
 
-    threads = read_threads if layout.root.is_local else max(read_threads, _MIN_REMOTE_THREADS)
-    with ThreadPoolExecutor(threads, thread_name_prefix="megamind-headers") as pool:
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="megamind-headers") as pool:
         return list(pool.map(read, enumerate(layout.paths)))
 
 

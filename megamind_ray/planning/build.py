@@ -111,7 +111,7 @@ def _grid(manifest: Manifest, topology: Topology, node_of_rank: Int64Array, conf
         files=manifest.files,
         chunk_bytes=chunk_bytes,
         extent_bytes=effective_extent_bytes(used, config, chunk_bytes, keep=keep),
-        max_gap_bytes=config.io.max_gap_bytes,
+        max_gap_bytes=config.io.gap_bytes(manifest.root),
         whole_chunks=manifest.reference is not None,
     )
 
