@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +87,84 @@ def test_recording_again_accepts_the_bytes_as_they_are_now(megamind: Any, checkp
 
     assert megamind("verify", "--record", checkpoint).code == 0
     assert megamind("verify", checkpoint).code == 0
+
+
+def hub_cache(folder: Path, checkpoint: Path) -> Path:
+    """The checkpoint as the hub's client leaves it: links to blobs that are named after their SHA-256."""
+    snapshot = folder / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (folder / "blobs").mkdir()
+    digest = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
+    shutil.copy(checkpoint / "model.safetensors", folder / "blobs" / digest)
+    (snapshot / "model.safetensors").symlink_to(Path("../../blobs") / digest)
+    return snapshot
+
+
+def test_a_snapshot_of_the_hub_needs_no_recording(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    result = megamind("verify", hub_cache(tmp_path / "models--org--name", checkpoint))
+
+    assert result.code == 0, result.stderr
+    assert "1 of 1 file as their storage says (the name of its blob in the Hugging Face cache)" in result.stdout
+
+
+def test_a_damaged_blob_is_found_and_not_recorded(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = hub_cache(tmp_path / "models--org--name", checkpoint)
+    flip_bit((snapshot / "model.safetensors").resolve(), -3 % (checkpoint / "model.safetensors").stat().st_size)
+
+    checked, recorded = megamind("verify", snapshot, "--json"), megamind("verify", "--record", snapshot)
+
+    assert checked.code == 1
+    (digest,) = checked.document["digests"]
+    assert (digest["algorithm"], digest["ok"]) == ("sha256", False)
+    assert digest["expected"] != digest["actual"]
+    assert recorded.code == 1
+    assert "its checksums are not recorded" in recorded.stderr
+    assert not (snapshot / "megamind-checksums.json").exists()
+
+
+def test_it_tells_which_of_several_copies_is_bad(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    megamind("verify", "--record", checkpoint)
+    bad = Path(shutil.copytree(checkpoint, tmp_path / "bad"))
+    good = Path(shutil.copytree(checkpoint, tmp_path / "good"))
+    flip_bit(bad / "model.safetensors", -3 % (bad / "model.safetensors").stat().st_size)
+
+    result = megamind("verify", checkpoint, "--mirror", bad, "--mirror", good, "--mirror", tmp_path / "none", "--json")
+
+    assert result.code == 1
+    assert result.document["ok"] is False
+    assert result.document["mismatches"] == []
+    copies = result.document["mirrors"]
+    assert [(Path(copy["uri"]), copy["ok"]) for copy in copies] == [
+        (bad, False),
+        (good, True),
+        (tmp_path / "none", False),
+    ]
+    assert copies[0]["mismatches"][0]["file"] == str(bad / "model.safetensors")
+    assert "no such file" in copies[2]["error"]["message"]
+
+
+def test_mirrors_are_told_in_words_too(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    megamind("verify", "--record", checkpoint)
+    bad = Path(shutil.copytree(checkpoint, tmp_path / "bad"))
+    flip_bit(bad / "model.safetensors", -3 % (bad / "model.safetensors").stat().st_size)
+
+    result = megamind("verify", checkpoint, "--mirror", bad, "--mirror", tmp_path / "none")
+
+    assert result.code == 1
+    assert f"{checkpoint}: every byte is as recorded" in result.stdout
+    assert f"{bad}: NOT as recorded" in result.stdout
+    assert f"{tmp_path / 'none'}: CANNOT be read" in result.stdout
+
+
+def test_recording_goes_without_mirrors(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    result = megamind("verify", "--record", checkpoint, "--mirror", tmp_path)
+
+    assert result.code == 2
+    assert "--record goes without --mirror" in result.stderr
+
+
+def test_a_mirror_of_an_unknown_kind_is_refused_before_a_load_begins(megamind: Any, checkpoint: Path) -> None:
+    result = megamind("load", checkpoint, "--mirror", "ftp://host/models")
+
+    assert result.code == 2
+    assert "ftp:// is not supported" in result.stderr
