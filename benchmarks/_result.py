@@ -74,10 +74,10 @@ def parse_arguments(doc: str | None, **extra: Mapping[str, Any]) -> argparse.Nam
     """Reads ``--json OUT`` and ``--quick``.
 
     Args:
-        doc: The benchmark's docstring; its first paragraph is shown as help.
+        doc: The benchmark's docstring, shown as help.
         extra: Further options by name, as keyword arguments for ``add_argument``.
     """
-    parser = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the result to this file, '-' for stdout")
     parser.add_argument("--quick", action="store_true", help="end within a minute")
     for name, options in extra.items():
