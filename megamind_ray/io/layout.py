@@ -21,6 +21,7 @@ _MAIN_FILE: Final = "model.safetensors"
 _MAIN_INDEX: Final = "model.safetensors.index.json"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _OTHER_FORMATS: Final = (".json", ".gguf", ".ggml", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".txt", ".md", ".zip")
+_HUB_MODEL: Final = "models--"
 # Mistral publishes the same weights a second time under its own names; nobody wants both.
 _SECOND_COPY: Final = "consolidated"
 
@@ -47,6 +48,7 @@ class Layout:
 def find_layout(location: Location, browser: Browser) -> Layout:
     """Finds the data files of a checkpoint and reads its index, where there is one.
 
+    Of a model's folder in the Hugging Face cache (``models--ORG--NAME``) the snapshot is taken that ``refs/main`` names.
     Files of the folder that an index does not name are left alone. Without an index, all ``.safetensors`` files count,
     less hidden ones and ``consolidated*`` beside others.
 
@@ -64,7 +66,7 @@ def find_layout(location: Location, browser: Browser) -> Layout:
             f"{location.uri}: neither a file nor a folder; give a safetensors file or a folder with some"
         )
     if kind is PathKind.FOLDER:
-        return _folder_layout(location, browser)
+        return _folder_layout(_snapshot(location, browser) or location, browser)
     root, name = location.split()
     if location.name.endswith(".index.json"):
         return _index_layout(root, name, browser.listing(root), browser)
@@ -90,6 +92,29 @@ def check_link(root: Location, path: str) -> None:
     raise RequestError(
         f"{root.uri}/{path}: is a link to {target}, outside its folder, which is followed only in the layout of the "
         "Hugging Face cache (snapshots/REVISION/FILE -> blobs/HASH); copy the file, or give the folder it is in"
+    )
+
+
+def _snapshot(folder: Location, browser: Browser) -> Location | None:
+    """The snapshot to load of a model's folder in the Hugging Face cache; None of any other folder."""
+    if not folder.is_local or not folder.name.startswith(_HUB_MODEL):
+        return None
+    snapshots = folder.join("snapshots")
+    if browser.kind(snapshots) is not PathKind.FOLDER:
+        return None
+    listing = browser.listing(snapshots)
+    found = () if listing is None else listing.folders
+    main = folder.join("refs/main")
+    if browser.kind(main) is PathKind.FILE:
+        revision = browser.read_whole(main).decode(errors="replace").strip()
+        if revision in found:
+            return snapshots.join(revision)
+        problem = f"refs/main names the snapshot {revision!r:.200}, which is not there"
+    else:
+        problem = "has no refs/main"
+    raise RequestError(
+        f"{folder.uri}: {problem}; give the folder of one snapshot ({listed(found) or 'there is none'}), or fetch the "
+        "model again"
     )
 
 
