@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from megamind_ray.errors import MegamindError
@@ -55,6 +55,8 @@ class Rule:
         first_rounds: Pairs after which a candidate that shows no gain is given up.
         rounds: Pairs of one that is taken.
         compared_rounds: Pairs of the comparison at the end, where there is time.
+        compared_floor: A median of the comparison below this is a loss. Nearer to 1 than the 0.98 that is promised of
+            every later measurement, since that has noise as well.
         max_passes: Over all knobs.
     """
 
@@ -63,6 +65,7 @@ class Rule:
     first_rounds: int = 3
     rounds: int = 7
     compared_rounds: int = 21
+    compared_floor: float = 0.99
     max_passes: int = 3
 
     def __post_init__(self) -> None:
@@ -245,8 +248,8 @@ def compare(
         for condition in conditions:
             if number < _MIN_COMPARED or clock() < deadline_s:
                 pairs[condition].append(_pair(old, new, condition, measure, number))
-    better = is_better(pairs, rule)
-    return Comparison(pairs=pairs, better=better, reason=_why(pairs, rule))
+    strict = replace(rule, floor=rule.compared_floor)
+    return Comparison(pairs=pairs, better=is_better(pairs, strict), reason=_why(pairs, strict))
 
 
 class _Hunt:

@@ -208,6 +208,19 @@ def test_a_comparison_says_whether_the_new_values_hold() -> None:
     assert against(16) == (False, "1.00x warm, 1.00x cold: within the noise")
 
 
+def test_a_comparison_is_stricter_about_losses_than_the_search() -> None:
+    def cost(values: Values, condition: str) -> float:
+        if values["threads"] == 4:
+            return 1.0
+        return 0.5 if condition == "cold" else 1 / 0.984
+
+    machine, new = Machine(cost), {**START, "threads": 8}
+
+    assert machine.search(Knob("threads", (8,))).best == new
+    seen = compare(START, new, ("warm", "cold"), machine.measure, deadline_s=1e9, clock=machine.clock)
+    assert (seen.better, seen.reason) == (False, "0.98x warm, 2.00x cold: slower warm")
+
+
 def test_a_comparison_measures_as_long_as_there_is_time() -> None:
     machine = Machine(lambda *_: 1.0)
 

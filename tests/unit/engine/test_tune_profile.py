@@ -1,0 +1,109 @@
+"""The profile on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megamind_ray.config import find_profile, load_config
+from megamind_ray.core.profile import Measured, Profile
+from megamind_ray.engine.tune_profile import mount_of, profile_of, remove_profile, require_writable, write_profile
+from megamind_ray.engine.tune_search import Pair, Trial
+from megamind_ray.errors import MegamindError, RequestError
+
+MEASURED = Measured(date="2026-01-31T12:00:00+00:00", path="/models", file_system="ext4", device="/dev/vda")
+DEFAULTS = {"io.read_threads": 4, "io.direct": "auto"}
+TAKEN = Trial(
+    knob="io.read_threads",
+    value=8,
+    instead_of=4,
+    verdict="taken",
+    reason="",
+    pairs={"warm": [Pair(1.0, 1.0)], "cold": [Pair(1.5, 1.0)]},
+)
+
+
+def eight_threads() -> Profile:
+    return profile_of({"io.read_threads": 8, "io.direct": "auto"}, DEFAULTS, [TAKEN], MEASURED)
+
+
+def test_only_what_differs_is_written_with_its_gain(tmp_path: Path) -> None:
+    write_profile(eight_threads(), tmp_path / "profile.toml")
+
+    text = (tmp_path / "profile.toml").read_text()
+    assert "read_threads = 8  # 1.00x warm, 1.50x cold, against 4\n" in text
+    assert "direct" not in text
+    assert load_config(environ={"MEGAMIND_PROFILE": str(tmp_path / "profile.toml")}).io.read_threads == 8
+
+
+def test_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "a/b/profile.toml"
+
+    write_profile(eight_threads(), path)
+    write_profile(eight_threads(), path)
+
+    assert [file.name for file in path.parent.iterdir()] == ["profile.toml"]
+
+
+def test_a_write_that_fails_leaves_the_old_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text("old")
+
+    def full(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(MegamindError, match=r"No space left on device\); name another file"):
+        write_profile(eight_threads(), path)
+
+    assert [file.name for file in tmp_path.iterdir()] == ["profile.toml"]
+    assert path.read_text() == "old"
+
+
+def test_a_link_to_the_profile_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
+    link = tmp_path / "profile.toml"
+    link.symlink_to("dotfiles/profile.toml")
+
+    write_profile(eight_threads(), link)
+
+    assert link.is_symlink()
+    assert find_profile({"MEGAMIND_PROFILE": str(link)}).state == "in force"
+
+
+def test_what_cannot_be_written_is_known_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    require_writable(tmp_path / "new/folder/profile.toml")
+    with pytest.raises(RequestError, match="is a folder"):
+        require_writable(tmp_path)
+    with pytest.raises(RequestError, match="file cannot be written to"):
+        require_writable(tmp_path / "file/profile.toml")
+
+
+def test_removing_says_whether_there_was_one(tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    path.touch()
+
+    assert remove_profile(path)
+    assert not remove_profile(path)
+    assert not remove_profile(path / "below-a-file")
+    with pytest.raises(RequestError, match="cannot be removed"):
+        remove_profile(tmp_path)
+
+
+def test_the_innermost_mount_is_the_one_that_holds_a_path(tmp_path: Path) -> None:
+    inner = tmp_path / "with space"
+    inner.mkdir()
+    point = str(inner).replace(" ", "\\040")
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text(
+        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+        f"30 22 0:40 / {point} rw - tmpfs tmpfs rw\n"
+        f"31 30 0:41 / {point} rw shared:2 master:1 - nfs4 server:/models rw,vers=4.2\n"
+    )
+
+    assert mount_of(inner, mountinfo) == ("nfs4", "server:/models")
+    assert mount_of(tmp_path, mountinfo) == ("ext4", "/dev/vda")
+    assert mount_of(tmp_path, tmp_path / "no such file") == ("", "")
