@@ -63,7 +63,7 @@ FOUND_WITHOUT_CHECKSUMS = {
     "a bit of a block flips between cut and arrival",
 }
 FOUND_BY_NOBODY = {"a bit flips in the staging buffer after the check", "a bit flips in device memory after arrival"}
-# A flipped bit of a header can give another valid header; a changed time is seen if the look falls before it is set back.
+# A damaged header can be a valid one; a changed time is seen if the look falls before it is set back.
 FOUND_SOMETIMES = {"a bit of the header rots in storage", "as before, and its time is set back"}
 
 
