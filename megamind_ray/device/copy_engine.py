@@ -10,15 +10,15 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from megamind_ray.device.copy_stream import CopyStream, Event
 from megamind_ray.device.host_registry import Held, HostRegistry, Piece
-from megamind_ray.device.memory import cuda_memory, host_memory
-from megamind_ray.device.pinned import CudaHostRuntime, HostRuntime, pinned_buffer
+from megamind_ray.device.memory import cuda_memory
+from megamind_ray.device.pinned import HostRuntime, pinned_buffer
 from megamind_ray.device.strided import Bytes, Runs
 from megamind_ray.device.waiting import wait_until
 from megamind_ray.errors import CapacityError, ClusterError
@@ -27,58 +27,9 @@ from megamind_ray.units import format_bytes
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CopyEngine", "CopyStream", "CopyTicket", "CudaCopyStream", "Event", "copy_engine"]
+__all__ = ["CopyEngine", "CopyTicket"]
 
 _DEADLINE_S: Final = 120.0
-# Page-locked memory cannot be swapped out; the pool's pages are shared by all workers of a node, and count once.
-_REGISTERED_SHARE: Final = 0.5
-
-
-class Event(Protocol):
-    """A point in a stream."""
-
-    def query(self) -> bool:
-        """Whether the device has passed it."""
-
-
-class CopyStream(Protocol):
-    """A queue of work for a device. Thread-safe."""
-
-    def queueing(self) -> AbstractContextManager[Any]:
-        """Operations of torch in this thread go to the stream."""
-
-    def record(self) -> Event:
-        """The point behind all that was queued so far."""
-
-    def follow_current(self) -> None:
-        """What is queued from now on runs after the work that the current stream has now."""
-
-
-class CudaCopyStream:
-    """A stream of a CUDA device."""
-
-    def __init__(self, device: torch.device) -> None:
-        import torch
-
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def queueing(self) -> AbstractContextManager[Any]:
-        import torch
-
-        return torch.cuda.stream(self._stream)
-
-    def record(self) -> Event:
-        import torch
-
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        return event
-
-    def follow_current(self) -> None:
-        import torch
-
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
 
 class CopyTicket:
@@ -313,43 +264,6 @@ class CopyEngine:
         return ClusterError(
             f"device {self._device}: {what} failed: {reason}; see dmesg for Xid messages, start the worker again"
         )
-
-
-class _Engines:
-    """The engines of this process, one per device, and the registry that they share: memory is registered for all."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._engines: dict[int, CopyEngine] = {}
-        self._registry: HostRegistry | None = None
-
-    def get(self, device: torch.device) -> CopyEngine:
-        import torch
-
-        index = torch.cuda.current_device() if device.index is None else device.index
-        with self._lock:
-            if index not in self._engines:
-                cuda_memory(index)
-                whole = torch.device("cuda", index)
-                runtime = CudaHostRuntime(whole)
-                if self._registry is None:
-                    max_bytes = int(host_memory().total_bytes * _REGISTERED_SHARE)
-                    self._registry = HostRegistry(runtime, max_bytes=max_bytes)
-                streams = partial(CudaCopyStream, whole)
-                self._engines[index] = CopyEngine(whole, streams, runtime, registry=self._registry)
-            return self._engines[index]
-
-
-_ENGINES: Final = _Engines()
-
-
-def copy_engine(device: torch.device) -> CopyEngine:
-    """The engine that all of this process uses for a CUDA device.
-
-    Raises:
-        RequestError: There is no such device.
-    """
-    return _ENGINES.get(device)
 
 
 def _readable(src: Bytes, piece: Piece) -> Bytes:

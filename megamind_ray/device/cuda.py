@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from megamind_ray.device.arena import POISON, Allocation, ArenaLedger, LedgerArena, WriteTicket
-from megamind_ray.device.copy_engine import CopyEngine, copy_engine
+from megamind_ray.device.copy_engine import CopyEngine
+from megamind_ray.device.copy_engines import copy_engine
 from megamind_ray.device.lease import Lease
 from megamind_ray.device.memory import cuda_memory
 from megamind_ray.device.strided import Bytes, Runs
@@ -31,7 +32,7 @@ class CudaArena(LedgerArena):
         budget_bytes: Size.
         device: ``cuda`` or ``cuda:N``.
         poison: Test mode: freed memory is filled with ``POISON``.
-        engine: Copies; by default the one that all of the process use for the device.
+        engine: Copies; by default the one that all of the process uses for the device.
 
     Raises:
         RequestError: There is no such device.

@@ -221,12 +221,15 @@ class HostRegistry:
 
     def _register(self, begin: int, nbytes: int, writable: bool) -> int:
         """For reading only where the device can, so that nothing on it can write to the pool."""
-        if not self._refused.read_only:
-            error = self._runtime.register(begin, nbytes, read_only=True)
-            if error != NOT_SUPPORTED:
-                return error
-            self._refused.read_only = True
-        return self._runtime.register(begin, nbytes, read_only=False) if writable else NOT_SUPPORTED
+        if self._refused.read_only:
+            return self._runtime.register(begin, nbytes, read_only=False) if writable else NOT_SUPPORTED
+        error = self._runtime.register(begin, nbytes, read_only=True)
+        if not error or error == ALREADY_REGISTERED:
+            return error
+        # What a device that cannot do it answers differs: a plain registration shows whether it was that.
+        plain_error = self._runtime.register(begin, nbytes, read_only=False) if writable else error
+        self._refused.read_only = error == NOT_SUPPORTED or not plain_error
+        return plain_error
 
     def _make_room(self, nbytes: int) -> bool:
         for slot in list(self._granules):

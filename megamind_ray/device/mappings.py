@@ -54,8 +54,11 @@ def shared_mapping(begin: int, end: int, maps: Path = _OWN_MAPS) -> SharedMappin
 
 
 def _parse(line: str) -> SharedMapping | None:
+    rights = line.find(" ") + 1
+    if line[rights + 3 : rights + 4] != "s":  # nearly all of some hundred lines end here
+        return None
     fields = line.split(maxsplit=5)
-    if len(fields) < 5 or len(fields[1]) != 4 or fields[1][3] != "s" or fields[4] == "0":
+    if len(fields) < 5 or fields[4] == "0":
         return None
     first, last = (int(address, 16) for address in fields[0].split("-"))
     return SharedMapping(first, last, fields[1][1] == "w", (fields[3], int(fields[4])), first - int(fields[2], 16))

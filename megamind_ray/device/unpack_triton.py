@@ -15,15 +15,17 @@ import triton
 import triton.language as tl
 
 from megamind_ray.core.tensor import DType
-from megamind_ray.device.unpack import MX_GROUP, Scaling, Unpacked, UnpackSpec
+from megamind_ray.device.unpack_spec import MX_GROUP, Scaling, Unpacked, UnpackSpec
+from megamind_ray.device.word_sum import WORD_MASK
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SHARED_BYTES", "kernel_constants", "tile_of", "triton_unpack", "unpack_kernel"]
+__all__ = ["COMPILE_OPTIONS", "SHARED_BYTES", "kernel_constants", "tile_of", "triton_unpack", "unpack_kernel"]
 
 SHARED_BYTES: Final = 48 << 10
-_NUM_WARPS: Final = 4
+# A product is never fused with what is added to it: the results are the reference's to the bit.
+COMPILE_OPTIONS: Final = {"num_warps": 4, "enable_fp_fusion": False}
 # What the compiler may add to a tile in shared memory, so that threads do not meet in one bank, and the sum's scratch.
 _PADDED: Final = 1.25
 _TILES: Final = ((64, 128), (64, 64), (32, 64), (32, 32))
@@ -174,10 +176,9 @@ def triton_unpack(
                 row,
                 col,
                 **constants,
-                num_warps=_NUM_WARPS,
-                enable_fp_fusion=False,
+                **COMPILE_OPTIONS,
             )
-    total = sums.sum(dtype=torch.int64) & 0xFFFFFFFF if with_sum else None
+    total = sums.sum(dtype=torch.int64) & WORD_MASK if with_sum else None
     return Unpacked(out, total)
 
 

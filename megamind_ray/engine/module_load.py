@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.device.arena import host_buffer
-from megamind_ray.device.copy_engine import copy_engine
+from megamind_ray.device.copy_engines import copy_engine
 from megamind_ray.engine.extent_reader import SourceOpener
 from megamind_ray.engine.module_targets import Match, Target, is_distributed, match_module, slices_of
 from megamind_ray.engine.sinks import TensorSink

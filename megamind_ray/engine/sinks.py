@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from megamind_ray.device.arena import Allocation, Arena, WriteTicket
-from megamind_ray.device.copy_engine import copy_engine
+from megamind_ray.device.copy_engines import copy_engine
 from megamind_ray.device.strided import Bytes, Runs, copy_runs
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.program import View
 from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.device.arena import Arena, host_buffer
-from megamind_ray.device.copy_engine import copy_engine
+from megamind_ray.device.copy_engines import copy_engine
 from megamind_ray.device.dtypes import torch_layout
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.direct import Sink

@@ -8,7 +8,8 @@ import torch
 
 from megamind_ray.core.tensor import DType
 from megamind_ray.device.dtypes import torch_dtype
-from megamind_ray.device.unpack import Scaling, UnpackSpec, reference_unpack
+from megamind_ray.device.unpack import reference_unpack
+from megamind_ray.device.unpack_spec import Scaling, UnpackSpec
 
 __all__ = ["CASES", "UnpackCase", "differing"]
 

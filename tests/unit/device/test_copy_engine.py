@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from megamind_ray.device.copy_engine import CopyEngine
+from megamind_ray.device.copy_engines import copy_engine
 from megamind_ray.device.host_registry import HostRegistry
 from megamind_ray.device.strided import Bytes, Runs
-from megamind_ray.errors import CapacityError, ClusterError
+from megamind_ray.errors import CapacityError, ClusterError, RequestError
 from megamind_ray.testing.fake_device import FakeHostRuntime, FakeStream
 
 PAGE = mmap.PAGESIZE
@@ -210,6 +211,13 @@ def test_no_room_for_packed_bytes_is_a_capacity_error_and_the_engine_goes_on(mon
     device.streams[0].error = None
     device.engine.to_device(flat, Runs(0, 2, 2, 4), _numbers(4))
     assert flat.tolist() == [1, 2, 0, 0, 3, 4, 0, 0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_device_that_is_not_there_is_a_request_error(device: str) -> None:
+    with pytest.raises(RequestError, match=r"device cuda:\d: torch .* sees 0 CUDA devices"):
+        copy_engine(torch.device(device))
 
 
 def test_staging_memory_is_locked_by_the_engine_s_runtime() -> None:
