@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from megamind_ray.config import ProfileStatus
-    from megamind_ray.engine.tune import TuneResult
+    from megamind_ray.engine.tune_result import TuneResult
 
 __all__ = ["EXAMPLES", "tune_command"]
 
@@ -96,8 +96,9 @@ def _tune(
     dry_run: bool,
 ) -> tuple[dict[str, Any], RenderableType]:
     from megamind_ray.config import load_config
-    from megamind_ray.engine.tune import TuneRequest, tune
+    from megamind_ray.engine.tune import tune
     from megamind_ray.engine.tune_profile import require_writable, write_profile
+    from megamind_ray.engine.tune_result import TuneRequest
 
     # Without the profile: it is what is measured anew, and may be broken.
     request = TuneRequest(
@@ -114,7 +115,7 @@ def _tune(
         result = tune(request, on_progress=show_progress)
     if target is not None:
         write_profile(result.profile(), target)
-    notes = [*result.notes, *_gpu_notes(), *_use_notes(result, target, config)]
+    notes = [*result.notes, *_use_notes(result, target, config)]
     document = {**result.to_json(), "profile": None if target is None else str(target), "notes": notes}
     return document, _tables(result, target, notes)
 
@@ -126,15 +127,6 @@ def _target(output_file: Path | None) -> Path:
     if target is None:
         raise RequestError("there is no home directory to write a profile to; name a file with --output")
     return target.absolute()
-
-
-def _gpu_notes() -> list[str]:
-    from megamind_ray.device.memory import gpu_facts
-
-    gpus = gpu_facts()
-    if not gpus:
-        return ["no GPU here: reads into host memory were measured"]
-    return [f"reads into host memory were measured; copies to {gpus[0].name} have no settings to choose"]
 
 
 def _use_notes(result: TuneResult, target: Path | None, config: Path | None) -> list[str]:
@@ -160,7 +152,7 @@ def _tables(result: TuneResult, target: Path | None, notes: list[str]) -> Render
     from rich.console import Group
     from rich.text import Text
 
-    from megamind_ray.engine.tune import shown_value
+    from megamind_ray.engine.tune_result import shown_value
     from megamind_ray.report.tables import count_of, plain_table
 
     measured, changes = result.measured, result.changes()
@@ -224,7 +216,7 @@ def _show(config: Path | None) -> tuple[dict[str, Any], RenderableType]:
     from rich.text import Text
 
     from megamind_ray.config import find_profile, load_config, setting_origins
-    from megamind_ray.engine.tune import shown_value
+    from megamind_ray.engine.tune_result import shown_value
     from megamind_ray.report.tables import plain_table
 
     found, origins = find_profile(), setting_origins(config)

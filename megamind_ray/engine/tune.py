@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
-from megamind_ray.core.profile import Measured, Profile
+from megamind_ray.core.profile import Measured
 from megamind_ray.device.memory import host_memory
-from megamind_ray.engine.tune_profile import mount_of, profile_of
+from megamind_ray.engine.tune_device import CopyTuning, tune_copies
+from megamind_ray.engine.tune_profile import mount_of
 from megamind_ray.engine.tune_reads import COLD, ReadMeter, default_values, read_knobs
+from megamind_ray.engine.tune_result import TuneRequest, TuneResult, shown_value
 from megamind_ray.engine.tune_sample import MIN_SAMPLE_BYTES, take_sample, temporary_checkpoint
-from megamind_ray.engine.tune_search import Clock, Comparison, Pair, Search, Trial, Values, compare, search
-from megamind_ray.errors import RequestError
+from megamind_ray.engine.tune_search import Clock, Search, Values, compare, search
+from megamind_ray.errors import MegamindError
 from megamind_ray.io import open_manifest
 from megamind_ray.io.location import parse_location
-from megamind_ray.units import GIB, MIB, format_bytes, format_duration
+from megamind_ray.units import MIB, format_bytes, format_duration
 
-__all__ = ["TuneRequest", "TuneResult", "shown_value", "tune"]
+__all__ = ["tune"]
 
-# Shares of the time: writing a temporary checkpoint, then the search; the rest compares its result with the defaults.
+# What is done when such a share of the time has gone: writing a temporary checkpoint, copies to a GPU if there is one,
+# the search. The rest compares its result with the defaults.
 _WRITE_SHARE: Final = 0.15
+_COPIES_SHARE: Final = 0.25
 _SEARCH_SHARE: Final = 0.75
 # Reads that a search takes in all, when it comes to the end of its list; the sample is sized for them.
 _PLANNED_READS: Final = 120
@@ -35,112 +36,6 @@ _FIRST_SAMPLE_BYTES: Final = 64 * MIB
 _MEMORY_SHARE: Final = 0.25
 
 OnProgress = Callable[[float, str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneRequest:
-    """What to measure, and how long.
-
-    Attributes:
-        uri: A checkpoint on this machine; None: a temporary one.
-        folder: Where the temporary one is written.
-        seconds: For everything together. What has begun is ended, and the comparison has a few pairs in any case.
-        max_bytes: Of one read; also the memory it takes, and the size of the temporary checkpoint.
-        config: All settings that are not measured.
-    """
-
-    uri: str | None = None
-    folder: Path = Path()
-    seconds: float = 60.0
-    max_bytes: int = 2 * GIB
-    config: Config = field(default_factory=Config)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.seconds <= 86400:
-            raise RequestError(f"--seconds {self.seconds:g}: take 1 second to a day")
-        if self.max_bytes < MIN_SAMPLE_BYTES:
-            raise RequestError(
-                f"--bytes {format_bytes(self.max_bytes)}: too little to measure with, take "
-                f"{format_bytes(MIN_SAMPLE_BYTES)} or more"
-            )
-        if self.uri is not None and not parse_location(self.uri).is_local:
-            raise RequestError(
-                f"{self.uri}: only files of this machine are measured; give a path, or none for a temporary checkpoint"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneResult:
-    """What was measured and found.
-
-    Attributes:
-        measured: Where.
-        sample_bytes: Of each read.
-        conditions: Cold, warm or both.
-        seconds: In all.
-        defaults: By setting.
-        found: What the search ended with.
-        comparison: Of these with the defaults, in fresh rounds; None where they are the same.
-        trials: All candidates.
-        notes: What could not be measured, and why.
-    """
-
-    measured: Measured
-    sample_bytes: int
-    conditions: tuple[str, ...]
-    seconds: float
-    defaults: Values
-    found: Values
-    comparison: Comparison | None
-    trials: tuple[Trial, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def tuned(self) -> Values:
-        """What is to be used: what was found if it held, else the defaults."""
-        return self.found if self.comparison is not None and self.comparison.better else self.defaults
-
-    def changes(self) -> dict[str, object]:
-        """The settings that differ from the defaults."""
-        return {name: value for name, value in self.tuned.items() if value != self.defaults[name]}
-
-    def profile(self) -> Profile:
-        """What later runs load."""
-        return profile_of(self.tuned, self.defaults, self.trials, self.measured)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; every sample is in it, in seconds: ``[old, new]``."""
-        comparison = self.comparison
-        return {
-            "schema": 1,
-            "measured": dataclasses.asdict(self.measured),
-            "sample_bytes": self.sample_bytes,
-            "conditions": list(self.conditions),
-            "seconds": self.seconds,
-            "defaults": dict(self.defaults),
-            "found": dict(self.found),
-            "tuned": dict(self.tuned),
-            "changes": self.changes(),
-            "trials": [
-                {
-                    "setting": trial.knob,
-                    "value": trial.value,
-                    "instead_of": trial.instead_of,
-                    "verdict": trial.verdict,
-                    "reason": trial.reason,
-                    "samples_s": _samples(trial.pairs),
-                }
-                for trial in self.trials
-            ],
-            "comparison": None
-            if comparison is None
-            else {
-                "better": comparison.better,
-                "reason": comparison.reason,
-                "samples_s": _samples(comparison.pairs),
-            },
-            "notes": list(self.notes),
-        }
 
 
 def tune(request: TuneRequest, *, on_progress: OnProgress = lambda _done, _what: None) -> TuneResult:
@@ -189,6 +84,7 @@ class _Run:
 
     def measure(self, manifest: Manifest, path: str) -> TuneResult:
         defaults = default_values()
+        copies = self._copies()
         meter = self._meter(manifest, defaults)
         conditions = self._conditions(meter)
         found = self._search(meter, defaults, conditions, has_sidecar=manifest.reference is not None)
@@ -207,8 +103,23 @@ class _Run:
             found=found.best,
             comparison=comparison,
             trials=found.trials,
+            copies=copies,
             notes=tuple(self._notes),
         )
+
+    def _copies(self) -> CopyTuning | None:
+        """Of a GPU that others use, the disk is measured all the same."""
+        try:
+            copies = tune_copies(
+                deadline_s=self._at(_COPIES_SHARE),
+                clock=self._clock,
+                on_trial=lambda knob, value: self._show(f"copies to the GPU: {knob.name} = {value}"),
+            )
+        except MegamindError as error:
+            self._notes.append(f"copies to the GPU were not measured: {error.message}")
+            return None
+        self._notes.append(_copies_note(copies))
+        return copies
 
     def _meter(self, manifest: Manifest, defaults: Values) -> ReadMeter:
         """A sample as large as the time allows: the larger, the more it is like a load."""
@@ -273,11 +184,11 @@ class _Run:
         self._on_progress(min(1.0, (self._clock() - self._begin_s) / self._request.seconds), what)
 
 
-def shown_value(name: str, value: object) -> str:
-    """The value of a setting as people write it."""
-    return format_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
-
-
-def _samples(pairs: Any) -> dict[str, list[list[float]]]:
-    some: dict[str, tuple[Pair, ...]] = pairs
-    return {condition: [[pair.old_s, pair.new_s] for pair in rounds] for condition, rounds in some.items()}
+def _copies_note(copies: CopyTuning | None) -> str:
+    if copies is None:
+        return "no GPU here: copies to one were not measured"
+    best = copies.found.best
+    return (
+        f"copies to {copies.device} are fastest with {best['streams']} streams and copies of "
+        f"{shown_value('copy_bytes', best['copy_bytes'])}; the engine has no setting for that, the profile neither"
+    )

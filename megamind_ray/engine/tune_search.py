@@ -20,6 +20,7 @@ __all__ = [
     "Knob",
     "Measure",
     "Pair",
+    "Pairs",
     "Rule",
     "Search",
     "Trial",
