@@ -32,10 +32,8 @@ class _Engines:
     def get(self, device: torch.device) -> CopyEngine:
         import torch
 
-        if device.index is not None:
-            index = device.index
-        else:
-            index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        current = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        index = current if device.index is None else device.index
         with self._lock:
             if index not in self._engines:
                 cuda_memory(index)  # raises where there is none
