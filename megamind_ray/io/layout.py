@@ -48,7 +48,7 @@ class Layout:
 def find_layout(location: Location, browser: Browser) -> Layout:
     """Finds the data files of a checkpoint and reads its index, where there is one.
 
-    Of a model's folder in the Hugging Face cache (``models--ORG--NAME``) the snapshot is taken that ``refs/main`` names.
+    Of a model in the Hugging Face cache (``models--ORG--NAME``) the snapshot is taken that ``refs/main`` names.
     Files of the folder that an index does not name are left alone. Without an index, all ``.safetensors`` files count,
     less hidden ones and ``consolidated*`` beside others.
 

@@ -57,7 +57,7 @@ def s3_filesystem(location: Location, retry: RetryConfig) -> tuple[Any, str]:
     path = location.uri.removeprefix("s3://")
     environment = aws_environment()
     if s3_client_name(environment) == "s3fs":
-        return _s3fs(retry), path
+        return _s3fs(environment, retry), path
     return _looking_filesystem(environment, retry, request_bound_s(retry)), path
 
 
@@ -73,7 +73,7 @@ def open_s3(location: Location, io: IoConfig, retry: RetryConfig) -> Source:
         raise RequestError(f"{location.uri}: is a bucket, not a file")
     environment = aws_environment()
     if s3_client_name(environment) == "s3fs":
-        return S3fsSource(_s3fs(retry), bucket, key, location.uri, retry)
+        return S3fsSource(_s3fs(environment, retry), bucket, key, location.uri, retry)
     return ObstoreSource(_store(environment, bucket, retry, request_bound_s(retry, io.extent_bytes)), key, location.uri)
 
 
@@ -158,9 +158,11 @@ def _looking_filesystem(environment: AwsEnvironment, retry: RetryConfig, request
     return filesystems.FsspecStore("s3", skip_instance_cache=True, **_settings(environment, retry, request_s))
 
 
-def _s3fs(retry: RetryConfig) -> Any:
+@lru_cache(maxsize=4)
+def _s3fs(_environment: AwsEnvironment, retry: RetryConfig) -> Any:
     s3fs: Any = importlib.import_module("s3fs")
     filesystem = s3fs.S3FileSystem(
+        skip_instance_cache=True,
         use_listings_cache=False,
         config_kwargs={
             "connect_timeout": retry.request_s,
@@ -169,4 +171,5 @@ def _s3fs(retry: RetryConfig) -> Any:
         },
     )
     filesystem.retries = 1  # its own, around those of botocore
+    filesystem.connect()  # reads models of the API for a second: not part of any request
     return filesystem

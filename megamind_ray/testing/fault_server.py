@@ -38,6 +38,7 @@ _RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 _LINGER_OFF: Final = struct.pack("ii", 1, 0)
 _SHIFT_BYTES: Final = 64
 _SEND_BYTES: Final = 1 << 20
+_DRIP_S: Final = 0.02
 
 
 class Fault(Enum):
@@ -49,6 +50,7 @@ class Fault(Enum):
     SHORT_RANGE = "half of the range is given, and said so"
     WRONG_RANGE = "bytes of another offset, and the same number of them"
     SLOW_START = "the answer begins late"
+    DRIP = "the body comes a byte at a time, never silent for long"
     TOO_MANY = "429 with Retry-After"
     BROKEN = "500"
     UNAVAILABLE = "503"
@@ -120,6 +122,7 @@ class FaultServer:
 
     Attributes:
         num_requests: Requests so far.
+        num_connections: Connections so far.
         bytes_sent: Bytes of bodies sent so far.
         given: How often each fault was given.
         faults: The schedule; may be exchanged at any time, None for none.
@@ -144,7 +147,7 @@ class FaultServer:
         self.faults = faults
         self.slow_s = slow_s
         self.retry_after = retry_after
-        self.num_requests = 0
+        self.num_requests = self.num_connections = 0
         self.bytes_sent = 0
         self.given: Counter[Fault] = Counter()
         self.asked: list[Request] = []
@@ -184,14 +187,19 @@ class FaultServer:
                 self.given[fault] += 1
         return fault
 
+    def count_connection(self) -> None:
+        """Counts a connection."""
+        with self._lock:
+            self.num_connections += 1
+
     def count_sent(self, num_bytes: int) -> None:
         """Counts bytes of a body."""
         with self._lock:
             self.bytes_sent += num_bytes
 
-    def hold(self, seconds: float = _HOLD_BOUND_S) -> None:
-        """Waits, unless the server is closed meanwhile."""
-        self._closing.wait(seconds)
+    def hold(self, seconds: float = _HOLD_BOUND_S) -> bool:
+        """Waits; True at once when the server is closed meanwhile."""
+        return self._closing.wait(seconds)
 
 
 class FaultProxy(FaultServer):
@@ -214,7 +222,7 @@ class FaultProxy(FaultServer):
         assert self._upstream.hostname is not None
         connection = HTTPConnection(self._upstream.hostname, self._upstream.port, timeout=_HOLD_BOUND_S)
         try:
-            headers = {name: value for name, value in request.headers.items() if name != "connection"}
+            headers = {name: value for name, value in request.headers.items() if name not in ("connection", "expect")}
             connection.request(request.method, request.path, request.body or None, headers)
             response = connection.getresponse()
             body = response.read()
@@ -250,6 +258,15 @@ def _handler(server: FaultServer) -> type[BaseHTTPRequestHandler]:
         wbufsize = -1
         disable_nagle_algorithm = True
 
+        def setup(self) -> None:
+            server.count_connection()
+            super().setup()
+
+        def handle_expect_100(self) -> bool:
+            granted = super().handle_expect_100()
+            self.wfile.flush()  # the client waits for it
+            return granted
+
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             headers = {name.lower(): value for name, value in self.headers.items()}
@@ -266,6 +283,8 @@ def _handler(server: FaultServer) -> type[BaseHTTPRequestHandler]:
             answer = server.answer(request)
             if fault in (Fault.RESET, Fault.STALL, Fault.TRUNCATED):
                 self._break_off(answer, fault)
+            elif fault is Fault.DRIP:
+                self._drip(answer)
             else:
                 self._send(answer, answer.body)
 
@@ -283,6 +302,15 @@ def _handler(server: FaultServer) -> type[BaseHTTPRequestHandler]:
             server.count_sent(len(body))
             for begin in range(0, len(body), _SEND_BYTES):
                 self.wfile.write(body[begin : begin + _SEND_BYTES])
+
+        def _drip(self, answer: Answer) -> None:
+            self._send(answer, b"")
+            for value in answer.body:
+                if server.hold(_DRIP_S):
+                    return
+                server.count_sent(1)
+                self.wfile.write(bytes([value]))
+                self.wfile.flush()
 
         def _break_off(self, answer: Answer, fault: Fault) -> None:
             """Half of the answer, or nothing at all of one that has no body."""

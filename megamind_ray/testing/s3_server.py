@@ -23,6 +23,10 @@ CREDENTIALS: Final[Mapping[str, str]] = {
     "AWS_REGION": "us-east-1",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
+# What moto looks at in a signature is that there is one.
+_SIGNED: Final = (
+    "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+)
 _BOUND_S: Final = 60.0
 # Ends with its standard input, so that it never outlives a test run.
 _PROGRAM: Final = """
@@ -72,9 +76,9 @@ class S3Server:
         """Makes an empty bucket."""
         self._put(f"/{bucket}", b"")
 
-    def put(self, bucket: str, key: str, data: bytes) -> None:
-        """Writes an object, a new version of it where there is one."""
-        self._put(f"/{bucket}/{key}", data)
+    def put(self, bucket: str, key: str, data: bytes, *, public: bool = False) -> None:
+        """Writes an object, or replaces it; a public one may be read without a signature."""
+        self._put(f"/{bucket}/{key}", data, acl="public-read" if public else "private")
 
     def put_folder(self, bucket: str, prefix: str, folder: Path) -> None:
         """Writes the files of a folder below a prefix."""
@@ -100,6 +104,7 @@ class S3Server:
     ) -> None:
         self.close()
 
-    def _put(self, path: str, data: bytes) -> None:
-        response = self._http.request("PUT", self.uri + path, body=data)
+    def _put(self, path: str, data: bytes, *, acl: str = "private") -> None:
+        headers = {"Authorization": _SIGNED, "x-amz-acl": acl}
+        response = self._http.request("PUT", self.uri + path, body=data, headers=headers)
         assert response.status == 200, f"PUT {path}: {response.status} {response.data[:200]!r}"
