@@ -28,6 +28,8 @@ _FIELDS: Final = ("dtype", "shape", "data_offsets")
 _DTYPES: Final = dict(DType.__members__)
 _MAX_U64: Final = (1 << 64) - 1
 _MAX_STRIDE: Final = (1 << 63) - 1
+# Of safetensors' decoder, less the level of the header itself; what is deeper it refuses, in any field.
+_MAX_DEPTH: Final = 126
 _SURROGATE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -156,6 +158,10 @@ def _parse_tensor(name: str, entry: object, uri: str, file: int, data_begin: int
         label, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     except KeyError as error:
         raise _tensor_error(uri, name, f"its entry has no {error.args[0]}") from error
+    if len(entry) != len(_FIELDS) and _is_deeper(entry, _MAX_DEPTH):
+        raise _tensor_error(uri, name, "its entry is nested too deep")
+    if isinstance(label, dict) and list(label.values()) == [None]:  # safetensors' decoder takes {"F32": null}, too
+        (label,) = label
     dtype = _DTYPES.get(label) if isinstance(label, str) else None
     if dtype is None:
         raise _tensor_error(uri, name, f"dtype {_shorten(label)} is not known")
@@ -184,6 +190,12 @@ def _parse_tensor(name: str, entry: object, uri: str, file: int, data_begin: int
 
 def _tensor_error(uri: str, name: str, problem: str) -> IntegrityError:
     return IntegrityError(f"{uri}: tensor {name!r:.200}: {problem}; the header is damaged", file=uri, tensor=name)
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Whether a value has more levels of lists and objects than that; never goes further down."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is not None and (levels == 0 or any(_is_deeper(item, levels - 1) for item in inner))
 
 
 def _are_indexes(values: object) -> bool:
@@ -253,7 +265,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parse_int(digits: str) -> int | float:
     # What does not fit 64 bits, and -0, is a floating-point number to safetensors' decoder, hence never a size.
     value = int(digits)
-    return float(digits) if value > _MAX_U64 or digits == "-0" else value
+    return _parse_float(digits) if abs(value) > _MAX_U64 or digits == "-0" else value
 
 
 def _parse_float(text: str) -> float:
