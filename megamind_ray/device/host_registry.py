@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -131,6 +131,7 @@ class HostRegistry:
         self._lock = threading.Lock()
         self._granules: OrderedDict[int, _Granule] = OrderedDict()
         self._refused = _Refusals()
+        self._passing: Counter[int] = Counter()  # copies under way from slots that were not registered
         self._known: OrderedDict[int, tuple[weakref.ref[Any], SharedMapping | None]] = OrderedDict()
 
     def hold(self, view: Bytes) -> Held:
@@ -148,7 +149,7 @@ class HostRegistry:
             mapping = self._mapping_of(view) if view.nbytes else None
             if mapping is None:
                 return Held((Piece(0, view.nbytes),))
-            pieces, used = [], []
+            pieces, used, passing = [], [], []
             for slot in range(begin // self._granule_bytes, -(-end // self._granule_bytes)):
                 low = max(begin, slot * self._granule_bytes)
                 high = min(end, (slot + 1) * self._granule_bytes)
@@ -158,9 +159,11 @@ class HostRegistry:
                     used.append(granule)
                     self.counts.in_place_bytes += high - low
                 else:
+                    self._passing[slot] += 1
+                    passing.append(slot)
                     self.counts.staged_bytes += high - low
                 pieces.append(Piece(low - begin, high - begin, granule is None and self._foreign(slot, low, high)))
-        return Held(tuple(pieces), lambda: self._give_back(used))
+        return Held(tuple(pieces), lambda: self._give_back(used, passing))
 
     def close(self) -> None:
         """Takes all registrations back that nobody uses."""
@@ -168,10 +171,11 @@ class HostRegistry:
             for slot in [slot for slot, granule in self._granules.items() if not granule.num_users]:
                 self._drop(slot)
 
-    def _give_back(self, used: list[_Granule]) -> None:
+    def _give_back(self, used: list[_Granule], passing: list[int]) -> None:
         with self._lock:
             for granule in used:
                 granule.num_users -= 1
+            self._passing.subtract(passing)
 
     def _mapping_of(self, view: Bytes) -> SharedMapping | None:
         """The mapping of the array that ``view`` is part of; asked once for each such array, while it lives."""
@@ -206,6 +210,8 @@ class HostRegistry:
             self._drop(slot)
         if mapping.file in self._refused.files or slot in self._refused.granules:
             return None
+        if self._passing[slot]:
+            return None  # who is not counted as a user would read on from here when the registration goes
         begin = max(mapping.begin, slot * self._granule_bytes)
         end = min(mapping.end, (slot + 1) * self._granule_bytes)
         if not self._make_room(end - begin):

@@ -53,6 +53,10 @@ class FakeHostRuntime:
         touching = self._touching(begin, end)
         return not touching or any(first <= begin and end <= first + nbytes for first, nbytes in touching)
 
+    def is_registered(self, begin: int, end: int) -> bool:
+        """Whether any of these bytes are."""
+        return bool(self._touching(begin, end))
+
     def _touching(self, begin: int, end: int) -> list[tuple[int, int]]:
         return [(first, size) for first, size in self.registered.items() if first < end and begin < first + size]
 

@@ -109,14 +109,34 @@ def test_the_least_recently_used_makes_room_and_what_is_in_use_does_not(tmp_path
     assert set(runtime.registered) == {blocks[0].ctypes.data, blocks[2].ctypes.data}
 
     also_in_use = registry.hold(blocks[2])
-    _check(blocks[3], registry.hold(blocks[3]), runtime)
+    staged = registry.hold(blocks[3])
+    _check(blocks[3], staged, runtime)
     assert registry.counts.staged_bytes == GRANULE
+    staged.release()
 
     in_use.release()
     also_in_use.release()
     in_use.release()  # a second time: nothing
     registry.hold(blocks[3])
     assert blocks[3].ctypes.data in runtime.registered
+
+
+def test_memory_that_a_copy_passes_unregistered_stays_so_until_the_copy_ends(tmp_path: Path) -> None:
+    """Two copies of one block: the first found no room, the second does; the first must not come to depend on it."""
+    runtime, pool = FakeHostRuntime(), _pool(tmp_path)
+    first = -pool.ctypes.data % GRANULE
+    blocks = [_block(pool, first + number * GRANULE, GRANULE) for number in range(2)]
+    registry = _registry(runtime, max_bytes=GRANULE)
+    room = registry.hold(blocks[0])
+    unregistered = registry.hold(blocks[1])
+    room.release()
+
+    registry.hold(blocks[1]).release()
+    assert blocks[1].ctypes.data not in runtime.registered
+
+    unregistered.release()
+    registry.hold(blocks[1])
+    assert blocks[1].ctypes.data in runtime.registered
 
 
 def test_what_failed_once_is_not_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -207,6 +227,12 @@ def test_slices_of_a_block_cost_one_look_at_the_mappings(tmp_path: Path) -> None
     assert looks == [begin]
 
 
+def _in_place(view: Bytes, held: Held, runtime: FakeHostRuntime) -> list[bool]:
+    """Which pieces are registered: as long as they are held, that must not change under a copy."""
+    begin = view.ctypes.data
+    return [runtime.is_registered(begin + piece.begin, begin + piece.end) for piece in held.pieces]
+
+
 _STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("hold"), st.integers(0, SIZE - 1), st.integers(1, SIZE)),
@@ -223,12 +249,16 @@ def test_copies_are_always_possible_and_the_bound_always_holds(
     runtime, pool = FakeHostRuntime(), _pool(tmp_path_factory.mktemp("pool"))
     registry = _registry(runtime, max_bytes=max_granules * GRANULE)
     held: list[tuple[Bytes, Held]] = []
+    in_place: list[list[bool]] = []
     for step, where, nbytes in steps:
         if step == "hold":
             block = _block(pool, where, min(nbytes, SIZE - where))
             held.append((block, registry.hold(block)))
+            in_place.append(_in_place(*held[-1], runtime))
         elif held:
+            in_place.pop(where % len(held))
             held.pop(where % len(held))[1].release()
+        assert in_place == [_in_place(block, pieces, runtime) for block, pieces in held]
         assert sum(runtime.registered.values()) == registry.counts.registered_bytes <= max_granules * GRANULE
         for block, pieces in held:
             _check(block, pieces, runtime)
