@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,29 @@ def test_a_block_of_the_pool_is_copied_from_registered_memory_until_the_event(tm
     ticket.wait()
     registry.close()
     assert not runtime.registered
+
+
+def test_threads_that_copy_from_one_pool_all_get_their_bytes_and_leave_nothing_held(tmp_path: Path) -> None:
+    runtime = FakeHostRuntime()
+    registry = HostRegistry(runtime, max_bytes=8 * PAGE, granule_bytes=4 * PAGE)  # half of the pool: others make room
+    device, block = _Device(registry=registry), _block(tmp_path)
+
+    def copy(thread: int) -> bool:
+        right = True
+        for number in range(60):
+            begin = (thread * 7 + number * 13) % 12 * PAGE + thread
+            flat = torch.zeros(3 * PAGE, dtype=torch.uint8)
+            ticket = device.engine.to_device(flat, Runs(0, 3 * PAGE, 1, 3 * PAGE), block[begin : begin + 3 * PAGE])
+            assert ticket is not None
+            ticket.wait()
+            right &= flat.numpy().tobytes() == block[begin : begin + 3 * PAGE].tobytes()
+        return right
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(copy, range(4)))
+    registry.close()
+    assert not runtime.registered
+    assert registry.counts.registered_bytes == 0
 
 
 def test_what_may_be_written_to_is_not_registered(tmp_path: Path) -> None:
