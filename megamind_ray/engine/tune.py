@@ -17,7 +17,7 @@ from megamind_ray.engine.tune_profile import mount_of
 from megamind_ray.engine.tune_reads import COLD, ReadMeter, default_values, read_knobs
 from megamind_ray.engine.tune_result import TuneRequest, TuneResult, shown_value
 from megamind_ray.engine.tune_sample import MIN_SAMPLE_BYTES, take_sample, temporary_checkpoint
-from megamind_ray.engine.tune_search import Clock, Search, Values, compare, search
+from megamind_ray.engine.tune_search import Clock, Search, Values, compare, search, spread
 from megamind_ray.errors import MegamindError
 from megamind_ray.io import open_manifest
 from megamind_ray.io.location import parse_location
@@ -34,6 +34,7 @@ _SEARCH_SHARE: Final = 0.75
 _PLANNED_READS: Final = 120
 _FIRST_SAMPLE_BYTES: Final = 64 * MIB
 _MEMORY_SHARE: Final = 0.25
+_BUSY_SPREAD: Final = 0.1
 
 OnProgress = Callable[[float, str], None]
 
@@ -161,6 +162,13 @@ class _Run:
         if left:
             seconds = format_duration(self._request.seconds)
             self._notes.append(f"{left} candidates were not tried in {seconds}; --seconds gives more time")
+        for condition in conditions:
+            noise = spread(found.trials, condition)
+            if noise > _BUSY_SPREAD:
+                self._notes.append(
+                    f"a busy machine: {condition} reads with the same settings took {noise:.0%} more or less, so small "
+                    "gains cannot be told; measure again when it is idle"
+                )
         return found
 
     def _measured(self, manifest: Manifest, path: str) -> Measured:

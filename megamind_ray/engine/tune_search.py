@@ -29,6 +29,7 @@ __all__ = [
     "is_better",
     "median_ratio",
     "search",
+    "spread",
 ]
 
 Values = Mapping[str, object]
@@ -175,6 +176,16 @@ def median_ratio(pairs: Sequence[Pair]) -> float:
 def is_better(pairs: Pairs, rule: Rule) -> bool:
     """Whether the pairs show a gain in one condition and a loss in none."""
     return any(_gains(some, rule) for some in pairs.values()) and not _losses(pairs, rule)
+
+
+def spread(trials: Sequence[Trial], condition: str) -> float:
+    """How far measurements of the same differ: standard deviation by mean, median over the trials; 0 without any."""
+    shares = []
+    for trial in trials:
+        seconds = [pair.old_s for pair in trial.pairs.get(condition, ())]
+        if len(seconds) > 1:
+            shares.append(statistics.stdev(seconds) / statistics.fmean(seconds))
+    return statistics.median(shares) if shares else 0.0
 
 
 def search(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from megamind_ray.engine.tune_search import Knob, Pair, Rule, Search, Values, compare, is_better, search
+from megamind_ray.engine.tune_search import Knob, Pair, Rule, Search, Values, compare, is_better, search, spread
 from megamind_ray.errors import RequestError, SourceError
 
 START = {"threads": 4, "mode": "auto"}
@@ -245,3 +245,12 @@ def test_a_comparison_passes_on_what_fails() -> None:
 
     with pytest.raises(RequestError, match="no"):
         compare(START, START, ("cold",), machine.measure, deadline_s=9.0, clock=machine.clock)
+
+
+def test_the_spread_is_of_measurements_of_the_same() -> None:
+    quiet = Machine(by_threads({8: 0.5, 16: 0.25})).search(THREADS)
+    noisy = Machine(lambda *_: 1.0, noise=0.2).search(THREADS)
+
+    assert spread(quiet.trials, "cold") == pytest.approx(0)
+    assert 0.1 < spread(noisy.trials, "cold") < 0.4
+    assert spread((), "cold") == 0
