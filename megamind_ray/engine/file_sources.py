@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -56,6 +57,7 @@ class FileSources:
         self._quarantine = Quarantine(share=config.retry.quarantine_share, min_reads=config.retry.quarantine_reads)
         self._lock = threading.Lock()
         self._sources: dict[tuple[int, int], Source] = {}
+        self._opening: dict[tuple[int, int], Future[Source]] = {}
         self._given_up: dict[tuple[int, int], MegamindError] = {}
         self._unproven: set[tuple[int, int]] = set()
         self._digests: dict[tuple[int, int], FileDigest | None] = {}
@@ -86,7 +88,29 @@ class FileSources:
         source = self._sources.get((base, file))
         if source is not None:
             return source
-        # Outside the lock: remote storage takes its time, and other threads have other files.
+        with self._lock:
+            source = self._sources.get((base, file))
+            if source is not None:  # since the look before
+                return source
+            opening = self._opening.get((base, file))
+            is_first = opening is None
+            if opening is None:
+                opening = self._opening[base, file] = Future()
+        # Outside the lock: remote storage takes its time, and other threads have other files. One thread asks for all
+        # that wait for the same file: remote storage would be asked once for each request in flight.
+        if not is_first:
+            return opening.result()
+        try:
+            opening.set_result(self._open(base, file))
+        except BaseException as error:
+            opening.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._opening[base, file]
+        return opening.result()
+
+    def _open(self, base: int, file: int) -> Source:
         opened = call_with_retry(
             lambda _attempt: self._opener(self.uri(base, file), self._expected(base, file)),
             uri=self.uri(base, file),
@@ -95,12 +119,10 @@ class FileSources:
             sleep=self._wait,
         )
         with self._lock:
-            source = self._sources.setdefault((base, file), opened)
-        if source is not opened:
-            opened.close()
-        elif base == OWN and len(self.bases) > 1 and not self._has_reference(file):
+            self._sources[base, file] = opened
+        if base == OWN and len(self.bases) > 1 and not self._has_reference(file):
             self._digest(OWN, file)  # while it can still say
-        return source
+        return opened
 
     def require_same_bytes(self, base: int, file: int) -> None:
         """Makes sure that a mirror holds what the checkpoint's own folder does, where no checksum will tell.

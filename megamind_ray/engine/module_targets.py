@@ -10,7 +10,7 @@ import numpy as np
 
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.tensor import DType, TensorInfo
-from megamind_ray.device.dtypes import torch_layout
+from megamind_ray.device.dtypes import torch_dtype, torch_layout
 from megamind_ray.engine.slice_reads import SliceRows
 from megamind_ray.errors import RequestError, listed
 from megamind_ray.planning.geometry import Box, box_rows
@@ -201,11 +201,25 @@ def _target(names: tuple[str, ...], tensor: torch.Tensor, origin: Origin) -> Tar
     dtype, shape = torch_layout(names[0], origin.dtype, origin.shape, raw=True)
     if tuple(tensor.shape) != shape:
         raise RequestError(f"{names[0]} is {list(tensor.shape)} in the module and {list(shape)} in the checkpoint")
+    _require_convertible(names[0], origin.dtype, dtype, tensor)
     local, box = _local_part(names[0], tensor)
     if shape != origin.shape:
         # Packed elements: torch counts bytes or pairs where the checkpoint counts elements.
         box = _unpacked(names[0], box, shape, origin.shape)
     return Target(names=names, tensor=tensor, local=local, box=box, origin=origin, dtype=dtype)
+
+
+def _require_convertible(name: str, stored: DType, dtype: torch.dtype, tensor: torch.Tensor) -> None:
+    """Refuses conversions that would make other numbers of the stored ones, or that torch does not have."""
+    if tensor.dtype == dtype:
+        return
+    if torch_dtype(stored) is None or (stored is DType.F4 and not tensor.is_meta):
+        raise RequestError(
+            f"{name} is {stored.label} in the checkpoint, which torch cannot convert to the module's {tensor.dtype}; "
+            f"give the module {dtype} there, for its packed bytes"
+        )
+    if dtype.is_complex and not tensor.dtype.is_complex and not tensor.is_meta:
+        raise RequestError(f"{name} is complex in the checkpoint and {tensor.dtype} in the module; make it {dtype}")
 
 
 def is_distributed(tensor: torch.Tensor) -> TypeGuard[DTensor]:
