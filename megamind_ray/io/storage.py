@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,6 +22,7 @@ __all__ = ["Browser", "Listing", "PathKind"]
 
 # An index of a million tensors takes 100 MB; what is longer is some other file.
 _MAX_WHOLE_BYTES = 256 * MIB
+_SUFFIX = re.compile(r"\.[A-Za-z]\w*$")
 
 
 class PathKind(Enum):
@@ -138,7 +140,7 @@ def _local_listing(location: Location) -> Listing:
 
 
 def _remote_kind(location: Location, retry: RetryConfig) -> PathKind:
-    if location.is_web and "." not in location.name:
+    if location.is_web and not _has_suffix(location):
         return PathKind.FOLDER  # a web server need not answer for a folder, though it serves the files in it
     try:
         if location.is_web:
@@ -153,6 +155,11 @@ def _remote_kind(location: Location, retry: RetryConfig) -> PathKind:
             raise
         return PathKind.MISSING
     return PathKind.FOLDER if kind == "directory" else PathKind.FILE
+
+
+def _has_suffix(location: Location) -> bool:
+    """Whether an address is one of a file: ``model.safetensors`` is, ``Llama-3.1-8B`` and a host alone are not."""
+    return location.uri.count("/") > 2 and _SUFFIX.search(location.name) is not None
 
 
 def _remote_listing(location: Location, retry: RetryConfig) -> Listing:

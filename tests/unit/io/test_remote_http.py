@@ -4,6 +4,7 @@ import base64
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -345,6 +346,14 @@ class TestSecrets:
         assert "http://***@127.0.0.1:9/w.safetensors?sig=***" in text
         assert "topsecret" not in text
         assert "f00d42" not in text
+
+
+@pytest.mark.parametrize("place", ["", "Llama-3.1-8B", "v1.0/model"])
+def test_a_folder_may_have_any_name(tmp_path: Path, encode: Any, place: str) -> None:
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    (tmp_path / place / "model.safetensors").write_bytes(encode({"w": ("U8", [3], b"abc")}))
+    with RangeServer(tmp_path) as server:
+        assert list(open_manifest(f"{server.uri}/{place}").tensors) == ["w"]
 
 
 def test_connections_are_kept(server: RangeServer, source: HttpSource) -> None:
