@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -127,27 +128,25 @@ def _choices(
 
 def _scatter(sink: Sink, data: Bytes, begin: int, end: int, segments: list[Segment]) -> None:
     """Puts what ``[begin, end)`` of the file has of the segments in place."""
-    tickets = []
-    for segment in segments:
-        clipped = _clip(segment, begin, end)
-        if clipped is None:
-            continue
-        src, dst = clipped
-        here = src.moved(-begin)
-        place = sink.host(segment.tensor)
-        if place is not None:
-            buffer, offset = place
-            copy_runs(data, here, buffer, dst.moved(offset))
-            continue
-        packed = data[here.offset : here.end]
-        if not here.contiguous:
-            packed = np.empty(here.nbytes, np.uint8)
-            copy_runs(data, here, packed, here.packed())
-        ticket = sink.write(segment.tensor, dst, packed)
-        if ticket is not None:
-            tickets.append(ticket)
-    for ticket in tickets:  # before the staging buffer goes to somebody else
-        ticket.wait()
+    with ExitStack() as under_way:  # whatever happens, nobody gets the staging buffer before the device is done with it
+        for segment in segments:
+            clipped = _clip(segment, begin, end)
+            if clipped is None:
+                continue
+            src, dst = clipped
+            here = src.moved(-begin)
+            place = sink.host(segment.tensor)
+            if place is not None:
+                buffer, offset = place
+                copy_runs(data, here, buffer, dst.moved(offset))
+                continue
+            packed = data[here.offset : here.end]
+            if not here.contiguous:
+                packed = np.empty(here.nbytes, np.uint8)
+                copy_runs(data, here, packed, here.packed())
+            ticket = sink.write(segment.tensor, dst, packed)
+            if ticket is not None:
+                under_way.callback(ticket.wait)
 
 
 def _clip(segment: Segment, begin: int, end: int) -> tuple[Runs, Runs] | None:

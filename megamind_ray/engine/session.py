@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from megamind_ray.config import Config
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.program import RankProgram
 from megamind_ray.core.report import Fault, RankReport, Verified
-from megamind_ray.device.arena import Allocation, Arena, WriteTicket
+from megamind_ray.device.arena import Allocation, Arena
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.cut import BlockCutter, Crc32Array, Segment
 from megamind_ray.engine.direct import read_to_sink
@@ -320,20 +320,18 @@ class RankSession:
         segments = self._cutter.segments_of_row(row)
         if data.nbytes != int(self.program.blocks.nbytes[row]) or len(crc32s) != len(segments):
             raise self._wrong(block, row, None, f"{data.nbytes} bytes and {len(crc32s)} checksums came")
-        tickets: list[WriteTicket] = []
-        for segment, expected in zip(segments, crc32s.tolist(), strict=True):
-            packed = data[segment.block_offset : segment.block_offset + segment.nbytes]
-            # In place where the host sees the bytes in one piece: then the check covers the copy as well.
-            in_place = segment.dst.contiguous and self._sink.host(segment.tensor) is not None
-            if not in_place and crc32(packed) != expected:
-                raise self._wrong(block, row, segment, f"CRC-32 is not {expected:08x}")
-            ticket = self._sink.write(segment.tensor, segment.dst, packed)
-            if ticket is not None:
-                tickets.append(ticket)
-            if in_place and self._sink.checksum(segment.tensor, segment.dst) != expected:
-                raise self._wrong(block, row, segment, f"CRC-32 is not {expected:08x}")
-        for ticket in tickets:
-            ticket.wait()
+        with ExitStack() as under_way:  # the block's memory is the caller's again only when the device is done with it
+            for segment, expected in zip(segments, crc32s.tolist(), strict=True):
+                packed = data[segment.block_offset : segment.block_offset + segment.nbytes]
+                # In place where the host sees the bytes in one piece: then the check covers the copy as well.
+                in_place = segment.dst.contiguous and self._sink.host(segment.tensor) is not None
+                if not in_place and crc32(packed) != expected:
+                    raise self._wrong(block, row, segment, f"CRC-32 is not {expected:08x}")
+                ticket = self._sink.write(segment.tensor, segment.dst, packed)
+                if ticket is not None:
+                    under_way.callback(ticket.wait)
+                if in_place and self._sink.checksum(segment.tensor, segment.dst) != expected:
+                    raise self._wrong(block, row, segment, f"CRC-32 is not {expected:08x}")
 
     def _wrong(self, block: int, row: int, segment: Segment | None, what: str) -> IntegrityError:
         extent = int(self.program.blocks.extent[row])
