@@ -174,6 +174,10 @@ def _bytes_to_device(pieces: Cut, demands: Demands) -> int:
     return int((pieces.block_nbytes * num_consumers[pieces.block_consumers]).sum())
 
 
+# Said here without torch; device.dtypes has the whole of it.
+_NEVER_IN_TORCH = ("F6_E2M3", "F6_E3M2")
+
+
 def _notes(plan: Plan, topology: Topology, config: Config) -> list[str]:
     notes = []
     if plan.bytes_replicated > 0:
@@ -185,6 +189,9 @@ def _notes(plan: Plan, topology: Topology, config: Config) -> list[str]:
     if plan.bytes_from_storage > plan.bytes_total:
         over = format_bytes(plan.bytes_from_storage - plan.bytes_total)
         notes.append(f"{over} are read beyond what is demanded (whole chunks, and small gaps that are read over)")
+    lacking = [label for label in plan.tables["tensors"]["dtype"].unique().to_pylist() if label in _NEVER_IN_TORCH]
+    if lacking:
+        notes.append(f"torch has no dtype for {', '.join(lacking)}: ranks hold those tensors as packed bytes (uint8)")
     if plan.keep:
         notes.append(_keep_note(plan, topology, config))
     return notes

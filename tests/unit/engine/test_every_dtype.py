@@ -200,3 +200,14 @@ def test_the_slices_of_ranks(
         assert {tensor.dtype for tensor in tensors.values()} == {torch_dtype(stored.dtype) or torch.uint8}
         assert list(tensors[QUERY].shape) == shape_in_torch(stored.dtype, [ROWS // tp, COLUMNS])
         assert list(tensors[OUT].shape) == shape_in_torch(stored.dtype, [ROWS, COLUMNS // tp])
+
+
+@every_dtype
+def test_a_plan_says_which_tensors_ranks_hold_as_packed_bytes(
+    stored: Stored, plan_for: Callable[..., Any], config: Config
+) -> None:
+    plan, _ = plan_for(stored.folder, Parallel(), config)
+
+    assert any(f"no dtype for {stored.dtype.label}" in note for note in plan.notes) == stored.dtype.label.startswith(
+        "F6"
+    )

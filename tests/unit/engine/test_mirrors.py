@@ -23,6 +23,7 @@ from megamind_ray.errors import IntegrityError, RequestError, SourceError
 from megamind_ray.io import open_manifest
 from megamind_ray.planning.compile import file_table
 from megamind_ray.testing.injection import Damage, InjectingStorage, Read
+from megamind_ray.testing.range_server import RangeServer
 
 CHUNK_BYTES = 64 << 10
 
@@ -484,6 +485,29 @@ def test_a_plan_is_executed_though_its_own_storage_is_wrong(
     assert done.report.verified == "reference"
     assert {"chunk_mirrored", "source_quarantined"} <= {fault.kind for fault in done.report.faults}
     assert done.report.bytes_from_storage == llama.nbytes
+
+
+def test_a_mirror_may_be_of_another_kind_of_storage(
+    recorded: Manifest, config: Config, own: Path, mirror: Path
+) -> None:
+    begin = recorded.files[0].data_begin
+    with RangeServer(mirror) as server:
+        reader = _reader(recorded, _with(config, mirrors=(server.uri,)), InjectingStorage(_flip(own, begin)))
+
+        with reader.staged(0, begin, begin + CHUNK_BYTES) as extent:
+            assert extent.data.tobytes() == _stored(own / "model.safetensors", begin, begin + CHUNK_BYTES)
+            assert extent.verified == "reference"
+        reader.close()
+
+
+def test_a_server_that_cannot_be_reached_is_left_for_a_folder(recorded: Manifest, mirrored: Config, own: Path) -> None:
+    begin = recorded.files[0].data_begin
+    reader = _reader(replace(recorded, root="http://127.0.0.1:9"), mirrored)
+
+    with reader.staged(0, begin, begin + CHUNK_BYTES) as extent:
+        assert extent.data.tobytes() == _stored(own / "model.safetensors", begin, begin + CHUNK_BYTES)
+
+    assert _kinds(reader) == ["chunk_mirrored"]
 
 
 def test_a_mirror_that_is_the_checkpoint_itself_is_no_further_source(
