@@ -55,7 +55,7 @@ def verify_command(
     with Output(as_json) as output, terminated_as_interrupt():
         from megamind_ray.config import load_config
 
-        settings = load_config(config)
+        settings = load_config(config, profile=not record)
         if record and mirror:
             raise RequestError("--record goes without --mirror: checksums are recorded from one copy, one you trust")
         if record:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import megamind_ray as mm
 from megamind_ray.config import load_config
 from megamind_ray.engine.tune_search import Values
 from megamind_ray.units import MIB
@@ -252,3 +253,16 @@ def test_an_interrupt_leaves_neither_checkpoint_nor_profile(
     assert json.loads(stdout)["error"]["class"] == "KeyboardInterrupt"
     assert list(scratch.iterdir()) == []
     assert not (tmp_path / "settings").exists()
+
+
+def test_what_goes_to_other_machines_is_made_without_the_profile(megamind: Any, file: Path, checkpoint: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text("[")  # whoever looks at it fails
+
+    with pytest.raises(mm.RequestError, match=r"profile .*`megamind tune --reset`"):
+        mm.load_state_dict(checkpoint)
+    with pytest.raises(mm.RequestError, match="no fleet"):
+        mm.connect("local", fleet="no fleet")
+    assert megamind("plan", checkpoint).code == 0
+    assert megamind("load", checkpoint, "--report", "/no/such/folder/report.json").stderr.count("profile") == 0
+    assert megamind("verify", "--record", checkpoint).code == 0
