@@ -20,7 +20,7 @@ from megamind_ray.engine.state_dict import load_tensors
 from megamind_ray.io import open_manifest
 
 WriteRaw = Callable[..., Path]
-TORCH_DTYPES = [dtype for dtype in DType if not dtype.label.startswith("F6")]
+TORCH_DTYPES = [dtype for dtype in DType if not dtype.label.startswith("F6_")]
 
 
 def _bits(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
