@@ -82,7 +82,7 @@ def _record(uri: str, path: str | None, settings: Config) -> tuple[dict[str, Any
         recorded = record_checksums(
             manifest,
             chunk_bytes=settings.io.chunk_bytes,
-            threads=settings.io.read_threads,
+            threads=settings.io.reads_in_flight(manifest.root),
             retry=settings.retry,
             on_progress=progress.show,
         )
@@ -124,7 +124,7 @@ def _verify(
             return verify_checksums(
                 copy,
                 digests=digests,
-                threads=settings.io.read_threads,
+                threads=settings.io.reads_in_flight(copy.root),
                 retry=settings.retry,
                 on_progress=progress.show,
             )

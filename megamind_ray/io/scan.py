@@ -103,7 +103,9 @@ class Scan:
 
     def _open(self, number: int) -> Source:
         uri, file = self._manifest.file_uri(number), self._manifest.files[number]
-        return call_with_retry(lambda _: open_source(uri, file), uri=uri, what="opening it", retry=self._retry)
+        return call_with_retry(
+            lambda _: open_source(uri, file, retry=self._retry), uri=uri, what="opening it", retry=self._retry
+        )
 
     def _file_ranges(
         self, pool: ThreadPoolExecutor, source: Source, number: int, hasher: Hasher | None
@@ -149,5 +151,8 @@ class Scan:
 
     def _sum(self, source: Source, number: int, begin: int, buffer: memoryview) -> SummedRange:
         kind = ReadKind.PAYLOAD if begin else ReadKind.HEADER
-        value = read_with_retry(source, begin, buffer, self._retry, self._counters, kind=kind, summed=True)
+        # Past the cache: a good copy in memory says nothing of what is stored.
+        value = read_with_retry(
+            source, begin, buffer, self._retry, self._counters, kind=kind, summed=True, past_cache=True
+        )
         return SummedRange(number, begin, begin + buffer.nbytes, value)
