@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from megamind_ray.testing.s3_server import S3Server
 
 # A drip is as slow as the least rate allows, seconds for each chunk: it has tests of its own.
 FAULTS = [fault for fault in Fault if fault is not Fault.DRIP]
-RETRY = RetryConfig(attempts=4, first_wait_s=0.005, max_wait_s=0.02, request_s=0.25)
+RETRY = RetryConfig(attempts=4, first_wait_s=0.005, max_wait_s=0.02, request_s=0.4)
+# A busy machine is not taken for a fault.
+PATIENT = replace(RETRY, request_s=10.0)
 NUM_FILES, FILE_BYTES = 2, 1_500_000
 # Looking at the folder and listing it, looking for the sidecar; looking at the index and at config.json, opening and
 # reading them; for each file an opening for its header and one for its bytes, and the header's two reads.
@@ -75,23 +78,25 @@ def s3(s3_proxy: tuple[S3Server, FaultProxy], monkeypatch: pytest.MonkeyPatch) -
     proxy.faults = None
 
 
-def run(uri: str, server: FaultServer, chunk_bytes: int, tensors: dict[str, np.ndarray]) -> str:
+def run(
+    uri: str, server: FaultServer, chunk_bytes: int, tensors: dict[str, np.ndarray], retry: RetryConfig = RETRY
+) -> str:
     """One load: its outcome, once it was held to its bounds."""
     io = IoConfig(chunk_bytes=chunk_bytes, extent_bytes=4 * chunk_bytes, remote_threads=8)
     num_ranges = NUM_FILES * math.ceil(FILE_BYTES / chunk_bytes)
     num_steps = num_ranges + NUM_OTHER_REQUESTS
     num_requests, started_s = server.num_requests, time.monotonic()
     try:
-        loaded = mm.load_state_dict(uri, config=Config(io=io, retry=RETRY))
+        loaded = mm.load_state_dict(uri, config=Config(io=io, retry=retry))
         outcome = "loaded"
         assert loaded.keys() == tensors.keys()
         for name, data in tensors.items():
             assert np.array_equal(loaded[name].numpy(), data), f"{name} is wrong"
     except SourceError:
         outcome = "SourceError"
-    assert server.num_requests - num_requests <= num_steps * RETRY.attempts
+    assert server.num_requests - num_requests <= num_steps * retry.attempts
     # Far above what a load takes: nothing hangs. One step after the other is the worst that a bound allows.
-    assert time.monotonic() - started_s < num_steps * read_bound_s(RETRY, chunk_bytes)
+    assert time.monotonic() - started_s < num_steps * read_bound_s(retry, chunk_bytes)
     return outcome
 
 
@@ -104,7 +109,7 @@ def test_without_faults_each_range_is_one_request(
     uri = "s3://models/m" if kind == "s3" else f"{server.uri}/models/m"
     num_requests = server.num_requests
 
-    assert run(uri, server, chunk_bytes, checkpoint[1]) == "loaded"
+    assert run(uri, server, chunk_bytes, checkpoint[1], PATIENT) == "loaded"
 
     num_ranges = NUM_FILES * math.ceil(FILE_BYTES / chunk_bytes)
     assert num_ranges <= server.num_requests - num_requests <= num_ranges + NUM_OTHER_REQUESTS
