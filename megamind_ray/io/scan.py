@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ from megamind_ray.core.manifest import FileInfo, Manifest
 from megamind_ray.errors import RequestError
 from megamind_ray.io.counters import ReadCounters, ReadKind
 from megamind_ray.io.digests import Hasher, new_hasher
+from megamind_ray.io.local_source import DIRECT_ALIGNMENT_BYTES
 from megamind_ray.io.opening import open_source
 from megamind_ray.io.retry import call_with_retry, read_with_retry
 from megamind_ray.io.source import Source
@@ -110,31 +112,34 @@ class Scan:
     def _file_ranges(
         self, pool: ThreadPoolExecutor, source: Source, number: int, hasher: Hasher | None
     ) -> Iterator[SummedRange]:
-        running: deque[tuple[Future[SummedRange], memoryview]] = deque()
+        running: deque[tuple[Future[SummedRange], memoryview, memoryview]] = deque()
 
         def take_first() -> SummedRange:
-            future, buffer = running[0]
+            future, buffer, data = running[0]
             item = future.result()
             running.popleft()
             if hasher is not None:
-                hasher.update(buffer[: item.end - item.begin])
-            if buffer.nbytes == self._chunk_bytes:
+                hasher.update(data)
+            if buffer.nbytes == self._chunk_bytes + DIRECT_ALIGNMENT_BYTES:
                 self._free.append(buffer)
             return item
 
         try:
             for begin, end in self._borders(self._manifest.files[number]):
                 buffer = self._buffer(end - begin)
-                running.append((pool.submit(self._sum, source, number, begin, buffer[: end - begin]), buffer))
+                # As far from a page border as in the file: then it can be read past the cache without a further copy.
+                phase = begin % DIRECT_ALIGNMENT_BYTES
+                data = buffer[phase : phase + end - begin]
+                running.append((pool.submit(self._sum, source, number, begin, data), buffer, data))
                 if len(running) >= 2 * self._threads:
                     yield take_first()
             while running:
                 yield take_first()
         finally:
             # The source is closed when the caller leaves, so no read of it may still run by then.
-            for future, _ in running:
+            for future, _, _ in running:
                 future.cancel()
-            for future, _ in running:
+            for future, _, _ in running:
                 if not future.cancelled():
                     future.exception()
 
@@ -145,9 +150,13 @@ class Scan:
             begin, end = end, min(end + self._chunk_bytes, file.size_bytes)
 
     def _buffer(self, nbytes: int) -> memoryview:
-        if nbytes > self._chunk_bytes:  # a header of very many tensors
-            return memoryview(bytearray(nbytes))
-        return self._free.pop() if self._free else memoryview(bytearray(self._chunk_bytes))
+        """Page-aligned memory for that many bytes and for where they begin in a page."""
+        usual = self._chunk_bytes
+        if nbytes <= usual and self._free:
+            return self._free.pop()
+        return memoryview(
+            mmap.mmap(-1, max(nbytes, usual) + DIRECT_ALIGNMENT_BYTES)
+        )  # longer: a header of many tensors
 
     def _sum(self, source: Source, number: int, begin: int, buffer: memoryview) -> SummedRange:
         kind = ReadKind.PAYLOAD if begin else ReadKind.HEADER
