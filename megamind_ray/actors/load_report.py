@@ -14,6 +14,7 @@ from megamind_ray.core.ids import ModelName, NodeId
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.report import Fault, Kept, LoadReport, Verified
+from megamind_ray.errors import masked
 
 __all__ = ["build_report"]
 
@@ -48,7 +49,7 @@ def build_report(
     bytes_retried = sum(status.bytes_retried for status in agents) + sum(rank.bytes_retried for rank in result.ranks)
     return LoadReport(
         model=name,
-        uri=request.uri,
+        uri=masked(request.uri),
         parallel=asdict(request.parallel),
         started_at=started_at,
         bytes_total=plan.bytes_total,

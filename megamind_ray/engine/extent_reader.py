@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megamind_ray.config import Config
 from megamind_ray.core.program import FileTable
@@ -14,6 +14,7 @@ from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.chunk_reader import ChunkReader, tensors_in
 from megamind_ray.engine.file_sources import FileSources, SourceOpener
 from megamind_ray.engine.staging import StagingRing
+from megamind_ray.errors import masked
 from megamind_ray.io.counters import ReadCounters
 from megamind_ray.io.request_pool import run_requests
 
@@ -132,4 +133,5 @@ class ExtentReader:
 
     def _note(self, fault: Fault) -> None:
         with self._lock:
-            self._faults.append(fault)
+            # Reports are kept and passed on; what an address carries as a secret is nobody's business there.
+            self._faults.append(replace(fault, where=masked(fault.where), action=masked(fault.action)))

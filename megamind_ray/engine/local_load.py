@@ -23,7 +23,7 @@ from megamind_ray.engine.cut import BlockCutter
 from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
 from megamind_ray.engine.session import RankSession
 from megamind_ray.engine.team import run_team
-from megamind_ray.errors import RequestError
+from megamind_ray.errors import RequestError, masked
 from megamind_ray.planning.compile import compile_agent, compile_rank
 
 __all__ = ["LocalLoad", "load_plan"]
@@ -168,8 +168,8 @@ def _report(
     bytes_read = sum(total.payload_bytes for total in reads)
     to_device = sum(session.bytes_to_device for session in sessions)
     return LoadReport(
-        model=plan.uri.rstrip("/").rpartition("/")[2],
-        uri=plan.uri,
+        model=masked(plan.uri).rstrip("/").rpartition("/")[2],
+        uri=masked(plan.uri),
         parallel=asdict(plan.parallel),
         started_at=started_at.isoformat(),
         bytes_total=plan.bytes_total,

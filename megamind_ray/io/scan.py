@@ -68,7 +68,7 @@ class Scan:
         self._chunk_bytes = chunk_bytes
         self._algorithms = algorithms or {}
         self._files = [number for number in range(len(manifest.files)) if only is None or number in only]
-        self._threads = IoConfig().read_threads if threads is None else threads
+        self._threads = IoConfig().reads_in_flight(manifest.root) if threads is None else threads
         self._retry = retry or RetryConfig()
         self._counters = counters or ReadCounters()
         self._on_progress = on_progress

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.parallel import Coords
 from megamind_ray.core.plan import DIRECT, Plan
+from megamind_ray.errors import masked
 
 __all__ = [
     "DTypeShare",
@@ -98,7 +99,7 @@ def summarize_manifest(manifest: Manifest) -> ManifestSummary:
         per_file[tensor.file] += 1
     reference = manifest.reference
     return ManifestSummary(
-        uri=manifest.uri,
+        uri=masked(manifest.uri),
         model_type=manifest.model_type,
         num_tensors=len(manifest.tensors),
         num_parameters=manifest.num_parameters,
@@ -190,7 +191,7 @@ class PlanSummary:
 def summarize_plan(plan: Plan) -> PlanSummary:
     """Adds up a plan's tables by rank, reader and placement."""
     return PlanSummary(
-        uri=plan.uri,
+        uri=masked(plan.uri),
         parallel=asdict(plan.parallel),
         chunk_bytes=plan.chunk_bytes,
         keep=plan.keep,

@@ -11,11 +11,17 @@ from fsspec.asyn import AsyncFileSystem
 
 import megamind_ray as mm
 from megamind_ray.config import Config, IoConfig, RetryConfig
+from megamind_ray.core.parallel import Parallel
+from megamind_ray.core.topology import Gpu, Node, Topology
+from megamind_ray.device.arena import HostArena
+from megamind_ray.engine.local_load import load_plan
 from megamind_ray.errors import RequestError, SourceError, masked
 from megamind_ray.io import FsspecSource, ReadCounters, read_with_retry
 from megamind_ray.io.request_pool import run_requests
 from megamind_ray.io.retry import read_bound_s, request_bound_s
-from megamind_ray.testing.fault_server import Answer, Request, parse_range
+from megamind_ray.planning.build import build_plan
+from megamind_ray.planning.demands import build_demands
+from megamind_ray.testing.fault_server import Answer, Fault, Request, parse_range, scripted
 from megamind_ray.testing.range_server import RangeServer
 
 CHUNK_BYTES = 64 << 10
@@ -214,3 +220,19 @@ def test_secrets_in_addresses_are_masked(text: str, shown: str) -> None:
     assert masked(text) == shown
     assert str(RequestError(text)) == shown
     assert SourceError("failed", file=text).file == shown
+
+
+def test_a_report_has_no_secret_of_the_address(tmp_path: Path, encode: Any) -> None:
+    (tmp_path / "w.safetensors").write_bytes(encode({"w": ("U8", [3000], bytes(3000))}))
+    config = Config(retry=RetryConfig(first_wait_s=0.0, max_wait_s=0.0))
+    gpu = Gpu(index=0, memory_bytes=1 << 30, free_bytes=1 << 30)
+    topology = Topology(nodes=(Node(id="n0", gpus=(gpu,), memory_bytes=8 << 30, pool_bytes=1 << 30),))
+    with RangeServer(tmp_path) as server:
+        manifest = mm.inspect(f"{server.uri}/w.safetensors?sig=f00d42")
+        plan = build_plan(manifest, build_demands(manifest, Parallel()), topology, config=config)
+        server.faults = scripted(Fault.UNAVAILABLE)
+        report = load_plan(plan, manifest, config, [HostArena(1 << 20)]).report
+
+    assert [fault.kind for fault in report.faults] == ["chunk_retried"]
+    assert "w.safetensors?sig=***" in repr(report)
+    assert "f00d42" not in repr(report)
