@@ -182,4 +182,4 @@ def calibrate(seconds: Callable[[Variant], float], *, fresh: bool, quick: bool) 
     finalists = sorted(measured, key=lambda variant: min(measured[variant]))[:_FINALISTS]
     for variant in finalists:
         measured[variant].append(seconds(variant))
-    return min(finalists, key=lambda variant: sum(measured[variant]))
+    return best()

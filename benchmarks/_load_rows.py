@@ -93,10 +93,10 @@ def memory_rows(nbytes: int, peaks: Mapping[tuple[str, str], Peak]) -> list[_res
 
 
 def print_table(nbytes: int, outcomes: Mapping[str, Outcome]) -> None:
-    """Median rates of all contenders, on stderr."""
+    """Median and best rates of all contenders, on stderr."""
     if not outcomes:
         return
-    table = Table(title="GB/s, median of all rounds")
+    table = Table(title="GB/s: median (best) of all rounds")
     table.add_column("")
     for setting in outcomes:
         table.add_column(setting, justify="right")
@@ -114,4 +114,5 @@ def _cell(nbytes: int, outcome: Outcome, name: str) -> str:
     if name not in outcome.seconds:
         return "-"
     flag = "*" if outcome.wrong[name] else ""
-    return f"{nbytes / statistics.median(outcome.seconds[name]) / 1e9:.2f}{flag}"
+    rates = [nbytes / seconds / 1e9 for seconds in outcome.seconds[name]]
+    return f"{statistics.median(rates):.2f} ({max(rates):.2f}){flag}"

@@ -6,7 +6,8 @@ Settings: ``cold`` (files not in the page cache, fresh memory), ``warm`` (files 
 process had before). The limit is the same bytes read by the simplest parallel code, the fastest of several ways.
 
 Each round runs every contender once, another one first each time. Ratios are of neighbours in one round, and the value
-is their median. All tensors are compared with the files before anything counts.
+is their median. All tensors are compared with the files before anything counts. Fresh memory is new to the process, and
+not new to the machine: what a host takes back from a virtual machine is fetched before each load.
 
     python -m benchmarks.load --json out.json              # 4 GB in 5 files, 15 to 25 minutes on two cores
     python -m benchmarks.load --json out.json --quick      # 256 MB, one minute, figures are rough
@@ -38,6 +39,7 @@ from typing import Any
 from benchmarks._checkpoint import Checkpoint, open_checkpoint, write_llama
 from benchmarks._checksum_cost import ChecksumCost
 from benchmarks._contenders import OURS, Contender, Recycled, limit
+from benchmarks._host_pages import reports_free_pages
 from benchmarks._load_rows import checksum_rows, memory_rows, print_table, setting_rows
 from benchmarks._memory import Peak, peak_of_load
 from benchmarks._neighbours import Neighbours
@@ -99,9 +101,16 @@ class Run:
     failures: list[str] = field(default_factory=list)
 
 
-def run(checkpoint: Checkpoint, options: Options) -> Run:
-    """Measures all parts, one after the other."""
-    done = Run(config=_config(checkpoint, options))
+def run(checkpoint: Checkpoint, options: Options, done: Run | None = None) -> Run:
+    """Measures all parts, one after the other.
+
+    Args:
+        checkpoint: What is loaded.
+        options: What to measure.
+        done: Where results go as they come, so that an error leaves those from before it.
+    """
+    done = Run() if done is None else done
+    done.config = _config(checkpoint, options)
     settings = [setting for setting in SETTINGS if setting.name in options.parts]
     for setting in settings:
         done.config["settings"][setting.name] = _run_setting(checkpoint, setting, options, done)
@@ -123,6 +132,8 @@ def _config(checkpoint: Checkpoint, options: Options) -> dict[str, Any]:
         "rounds": options.num_rounds,
         "parts": list(options.parts),
         "versions": versions(),
+        # Free memory is touched before each load, so that this makes no difference; see _host_pages.
+        "reports_free_pages_to_host": reports_free_pages(),
         "settings": {},
         "memory": {},
         "peers": {peer.name: {} for peer in options.peers},
@@ -246,7 +257,11 @@ def _arguments() -> argparse.Namespace:
         deadline_s={"type": float, "default": 3600.0, "help": "of the whole run (3600)"},
         profile={"choices": [one.name for one in SETTINGS], "help": "load in this setting, again and again"},
         profile_s={"type": float, "default": 30.0, "help": "how long (30)"},
-        contender={"default": OURS[0].name, "help": f"whom to profile ({OURS[0].name})"},
+        contender={
+            "choices": [one.name for one in OURS],
+            "default": OURS[0].name,
+            "help": f"whom to profile ({OURS[0].name})",
+        },
     )
 
 
@@ -266,12 +281,19 @@ def main() -> None:
     with checkpoint_in(arguments.dir, options.total_bytes, keep=arguments.keep) as checkpoint:
         if arguments.profile is not None:
             setting = next(one for one in SETTINGS if one.name == arguments.profile)
-            contender = next(one for one in (*OURS, *PEERS) if one.name == arguments.contender)
+            contender = next(one for one in OURS if one.name == arguments.contender)
             _profile(checkpoint, setting, contender, arguments.profile_s)
             return
-        done = run(checkpoint, options)
+        done = Run()
+        try:
+            run(checkpoint, options, done)
+        except BaseException as error:
+            done.failures.append(f"ended early: {type(error).__name__}: {error}")
+            raise
+        finally:  # what was measured before an error, or before somebody lost patience, is worth having
+            config = {**done.config, "failures": done.failures}
+            write_result("load", done.rows, config=config, arguments=arguments)
     faulthandler.cancel_dump_traceback_later()
-    write_result("load", done.rows, config={**done.config, "failures": done.failures}, arguments=arguments)
     print_table(checkpoint.nbytes, done.outcomes)
     missed = any(row.passed is False for row in done.rows)
     if done.failures or (missed and not quick):

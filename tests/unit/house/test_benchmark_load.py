@@ -138,8 +138,10 @@ def test_mapped_files_do_not_count_as_memory_of_ones_own(checkpoint: Checkpoint)
 
 def test_ratios_are_of_neighbours_in_a_round() -> None:
     contenders = [
-        Contender(name=name, kind=kind, prepare=breaks)
-        for name, kind in (("limit", "limit"), ("we", "ours"), ("they", "peer"), ("others", "peer"))
+        Contender(name="limit", kind="limit", prepare=breaks),
+        Contender(name="we", kind="ours", prepare=breaks),
+        Contender(name="they", kind="peer", prepare=breaks),
+        Contender(name="others", kind="peer", prepare=breaks),
     ]
     outcome = Outcome(
         seconds={"limit": [1.0, 9.0, 1.0], "we": [2.0, 10.0, 4.0], "they": [3.0, 30.0, 1.0], "others": [9.0, 9.0, 9.0]},
