@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from megamind_ray.config import Config
     from megamind_ray.core.manifest import Manifest
     from megamind_ray.io import VerifyResult
+    from megamind_ray.io.digests import FileDigest
 
 __all__ = ["EXAMPLES", "verify_command"]
 
@@ -47,7 +48,7 @@ def verify_command(
 
     Those that were recorded, and those that its storage has of whole files: in a Hugging Face cache, on hf://, and of
     many objects on s3://, gs:// and az://. Mirrors are held to the same checksums, which tells the bad copy from the
-    good one.
+    good one; what the storage of the checkpoint does not know of a file, that of a mirror may.
 
     Exits with 0 when all bytes are as they should be, with 1 when some are not, and with 2 when no checksums are known:
     then there is nothing to compare with. Headers are checked in any case.
@@ -111,7 +112,10 @@ def _verify(
     from megamind_ray.io.verify import known_digests, mirror_of, verify_checksums
 
     manifest = open_manifest(uri, sidecar=path, io=settings.io, retry=settings.retry)
-    digests = known_digests(manifest, retry=settings.retry)
+    digests: dict[int, FileDigest] = {}
+    for copy in (manifest, *(mirror_of(manifest, mirror) for mirror in mirrors)):
+        # What the storage of the first copy does not know of a file, that of another one may.
+        digests = known_digests(copy, retry=settings.retry) | digests
     if manifest.reference is None and not digests:
         raise RequestError(
             f"{uri}: no checksums were recorded and its storage has none, so the {format_bytes(manifest.nbytes)} of "

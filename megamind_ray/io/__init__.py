@@ -3,6 +3,7 @@
 from megamind_ray.io.checkpoint import open_manifest
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.counters import ReadCounters, ReadKind, ReadTotals
+from megamind_ray.io.digests import FileDigest, file_digest
 from megamind_ray.io.local_source import LocalSource
 from megamind_ray.io.opening import open_source
 from megamind_ray.io.remote_source import FsspecSource
@@ -16,9 +17,11 @@ from megamind_ray.io.sidecar import (
     write_sidecar,
 )
 from megamind_ray.io.source import FileVersion, ShortReadError, Source
-from megamind_ray.io.verify import Mismatch, VerifyResult, record_checksums, verify_checksums
+from megamind_ray.io.verify import DigestCheck, Mismatch, VerifyResult, record_checksums, verify_checksums
 
 __all__ = [
+    "DigestCheck",
+    "FileDigest",
     "FileVersion",
     "FsspecSource",
     "LocalSource",
@@ -34,6 +37,7 @@ __all__ = [
     "call_with_retry",
     "crc32",
     "default_sidecar_path",
+    "file_digest",
     "open_manifest",
     "open_source",
     "read_sidecar",

@@ -156,6 +156,19 @@ def test_mirrors_are_told_in_words_too(megamind: Any, checkpoint: Path, tmp_path
     assert f"{tmp_path / 'none'}: CANNOT be read" in result.stdout
 
 
+def test_a_plain_copy_is_held_to_what_the_storage_of_a_mirror_knows(
+    megamind: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    snapshot = hub_cache(tmp_path / "models--org--name", checkpoint)
+    flip_bit(checkpoint / "model.safetensors", -3 % (checkpoint / "model.safetensors").stat().st_size)
+
+    result = megamind("verify", checkpoint, "--mirror", snapshot, "--json")
+
+    assert result.code == 1
+    assert [check["ok"] for check in result.document["digests"]] == [False]
+    assert [copy["ok"] for copy in result.document["mirrors"]] == [True]
+
+
 def test_recording_goes_without_mirrors(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
     result = megamind("verify", "--record", checkpoint, "--mirror", tmp_path)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
@@ -20,7 +22,13 @@ from megamind_ray.engine.extent_reader import ExtentReader
 from megamind_ray.engine.local_load import load_plan
 from megamind_ray.engine.state_dict import load_tensors
 from megamind_ray.errors import IntegrityError, RequestError, SourceError
-from megamind_ray.io import open_manifest
+from megamind_ray.io import (
+    ShortReadError,
+    default_sidecar_path,
+    open_manifest,
+    record_checksums,
+    write_sidecar,
+)
 from megamind_ray.planning.compile import file_table
 from megamind_ray.testing.injection import Damage, InjectingStorage, Read
 from megamind_ray.testing.range_server import RangeServer
@@ -308,6 +316,66 @@ def test_part_of_a_chunk_is_refused_where_the_mirror_is_wrong_outside_of_that_pa
         _reader(recorded, mirrored, InjectingStorage(damage)).staged(0, begin + 100, begin + 300),
     ):
         pass
+
+
+class Script:
+    """A source that fails in one way so many times for each chunk, then is right."""
+
+    def __init__(self, way: str, times: int) -> None:
+        self.way, self.times = way, times
+
+    def __repr__(self) -> str:
+        return f"{self.way} {self.times} times"
+
+    @property
+    def is_right_in_time(self) -> bool:
+        return self.times < ATTEMPTS
+
+    def __call__(self, read: Read) -> None:
+        if read.number > self.times:
+            return
+        if self.way == "fails":
+            raise OSError("the cable was unplugged")
+        if self.way == "gives less":
+            raise ShortReadError("the cable is loose")
+        read.buffer[read.number % read.buffer.nbytes] ^= 1
+
+
+ATTEMPTS = 3
+scripts = st.builds(Script, st.sampled_from(["is wrong", "fails", "gives less"]), st.integers(0, 4))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])  # config is frozen
+@given(scripts=st.tuples(scripts, scripts, scripts), num_chunks=st.integers(1, 3))
+def test_bytes_are_right_if_any_source_can_give_them_and_refused_else(
+    three_copies: tuple[Manifest, list[Path]], config: Config, scripts: tuple[Script, ...], num_chunks: int
+) -> None:
+    manifest, folders = three_copies
+    by_folder = {str(folder): script for folder, script in zip(folders, scripts, strict=True)}
+    storage = InjectingStorage(lambda read: by_folder[str(Path(read.uri).parent)](read))
+    reader = _reader(manifest, _with(config, mirrors=tuple(map(str, folders[1:]))), storage)
+    begin, end = manifest.files[0].data_begin, manifest.files[0].data_begin + num_chunks * CHUNK_BYTES
+    expected = _stored(folders[0] / "model.safetensors", begin, end)
+
+    if any(script.is_right_in_time for script in scripts):
+        with reader.staged(0, begin, end) as extent:
+            assert extent.data.tobytes() == expected
+            assert extent.verified == "reference"
+    else:
+        wrong = any(script.way == "is wrong" for script in scripts)
+        with pytest.raises(IntegrityError if wrong else SourceError) as caught:
+            reader.staged(0, begin, end).__enter__()
+        assert all(str(folder) in str(caught.value) for folder in folders)
+
+
+@pytest.fixture(scope="module")
+def three_copies(llama: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, list[Path]]:
+    """A recorded checkpoint and two mirrors."""
+    base = tmp_path_factory.mktemp("copies")
+    folders = [Path(shutil.copytree(llama.path, base / name)) for name in ("own", "first", "second")]
+    manifest = open_manifest(folders[0])
+    write_sidecar(record_checksums(manifest, chunk_bytes=CHUNK_BYTES), default_sidecar_path(manifest))
+    return open_manifest(folders[0]), folders
 
 
 # --- quarantine ------------------------------------------------------------------------------------------------------
