@@ -82,9 +82,10 @@ def _find_sidecar(layout: Layout, sidecar: str | os.PathLike[str] | bool | None,
         location = sidecar_location(layout.root, layout.paths, is_single=layout.is_single)
     else:
         location = parse_location(sidecar)
-    if browser.kind(location) is PathKind.MISSING:
-        if sidecar is None:
+    if sidecar is None:
+        if not _has_file(location, browser):
             return None
+    elif browser.kind(location) is PathKind.MISSING:
         raise RequestError(
             f"{location.uri}: no such sidecar; record one first (megamind verify --record), or check its path"
         )
@@ -197,9 +198,22 @@ def _duplicate_error(layout: Layout, tensor: TensorInfo, first: str, second: str
     )
 
 
+def _has_file(location: Location, browser: Browser) -> bool:
+    """Whether there is a file that need not be there.
+
+    Storage where one may read but not list refuses to say that something is missing: there it is missing.
+    """
+    try:
+        return browser.kind(location) is PathKind.FILE
+    except RequestError as error:
+        if location.is_local or not isinstance(error.__cause__, PermissionError):
+            raise
+        return False
+
+
 def _read_config(layout: Layout, browser: Browser) -> Mapping[str, object]:
     location: Location = layout.root.join("config.json")
-    if browser.kind(location) is not PathKind.FILE:
+    if not _has_file(location, browser):
         return {}
     check_link(layout.root, "config.json")
     try:

@@ -81,7 +81,7 @@ class Source(Protocol):
         """As ``read_into``, and gives the CRC-32 of what was read, computed while the bytes are in the CPU's cache."""
 
     def check_unchanged(self) -> None:
-        """Compares the file as it is now with when it was opened.
+        """Makes sure that what was read is of the file as it was opened: asks the storage, unless all answers told.
 
         Raises:
             IntegrityError: It changed, so what was read of it must not be used.

@@ -218,6 +218,17 @@ def test_checksums_are_recorded_beside_a_checkpoint(s3: S3Server, write_file: An
     assert open_manifest("s3://models/sums", sidecar="s3://models/sums/sums.json").reference is not None
 
 
+def test_a_file_can_be_loaded_by_who_may_read_but_not_list(
+    s3: S3Server, proxy: FaultProxy, client: str, write_file: Any
+) -> None:
+    """S3 then refuses to say that a file is missing, as the sidecar and the configuration are here."""
+    s3.put("models", "one/model.safetensors", write_file("model.safetensors", {"a": 5000}).read_bytes())
+    server = proxy.answer
+    proxy.answer = lambda it: server(it) if it.path.endswith("/one/model.safetensors") else Answer(403, {})
+
+    assert list(open_manifest("s3://models/one/model.safetensors", retry=RETRY).tensors) == ["a"]
+
+
 class TestSettings:
     """Where the address and the credentials come from, as users of the AWS tools set them up."""
 
