@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,6 +256,29 @@ def test_a_mirror_that_does_not_have_the_file_is_skipped_with_a_word(
     with reader.staged(0, begin, begin + CHUNK_BYTES) as extent:  # the fourth read is right
         assert extent.verified == "reference"
     assert _kinds(reader) == ["mirror_skipped"]
+
+
+def test_threads_that_want_the_same_file_have_it_opened_once(recorded: Manifest, config: Config) -> None:
+    opened: list[str] = []
+    all_ask = threading.Barrier(4)
+
+    def count(uri: str) -> None:
+        opened.append(uri)
+
+    reader = _reader(recorded, config, InjectingStorage(on_open=count))
+    begin = recorded.files[0].data_begin
+
+    def read(number: int) -> bytes:
+        all_ask.wait(30)
+        with reader.staged(0, begin + number * CHUNK_BYTES, begin + (number + 1) * CHUNK_BYTES) as extent:
+            return bytes(extent.data)
+
+    with ThreadPoolExecutor(4) as pool:
+        chunks = list(pool.map(read, range(4)))
+
+    path = recorded.file_uri(0)
+    assert b"".join(chunks) == _stored(Path(path), begin, begin + 4 * CHUNK_BYTES)
+    assert opened == [path]
 
 
 def test_the_second_mirror_is_asked_after_the_first(

@@ -268,7 +268,7 @@ RULES: dict[str, Callable[[], st.SearchStrategy[bytes]]] = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_verdict_on_a_file_is_that_of_safetensors(rule: str) -> None:
-    @settings(max_examples=150)
+    @settings(max_examples=100)
     @given(RULES[rule]())
     def check(raw: bytes) -> None:
         assert_same_verdict(raw)
@@ -281,7 +281,7 @@ def test_a_rules_generator_gives_both_good_and_bad_files(rule: str) -> None:
     """Or the test above would show little."""
     verdicts = set()
 
-    @settings(max_examples=150, derandomize=True, database=None)
+    @settings(max_examples=100, derandomize=True, database=None)
     @given(RULES[rule]())
     def look(raw: bytes) -> None:
         verdicts.add(theirs(raw) is not None)
@@ -291,7 +291,7 @@ def test_a_rules_generator_gives_both_good_and_bad_files(rule: str) -> None:
     assert verdicts == {True, False}
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.binary(max_size=60), st.booleans())
 def test_arbitrary_bytes_are_refused_and_nothing_else_happens(noise: bytes, is_framed: bool) -> None:
     assert_same_verdict(framed(noise) if is_framed else noise)
@@ -327,7 +327,7 @@ def bits(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
     return tensor.dtype, tuple(tensor.shape), flat.numpy().tobytes()
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(loadable_files())
 def test_a_good_file_loads_to_the_same_tensors(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = _write(tmp_path_factory.getbasetemp() / f"against-{os.getpid()}.safetensors", raw)
