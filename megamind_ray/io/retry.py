@@ -79,14 +79,23 @@ def call_with_retry(
         reraise=True,
     )
     number = 0
+    first_failure: OSError | None = None
 
     def attempt() -> Result:
-        nonlocal number
+        nonlocal number, first_failure
+        if first_failure is not None:
+            failure, first_failure = first_failure, None
+            raise failure
         number += 1
         with storage_errors(uri):
             return action(number)
 
     try:
+        try:
+            return attempt()
+        except OSError as error:
+            # Told to tenacity only now: its bookkeeping takes as long as reading half a chunk from memory.
+            first_failure = error
         return attempts(attempt)
     except OSError as error:
         reason = str(error) or type(error).__name__
