@@ -7,6 +7,7 @@ say little; ``s3 (range server)`` and ``http`` are a server of files that is not
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -76,16 +77,21 @@ def s3_clients(endpoint: str, key: str) -> dict[str, Reader]:
     arrow = fs.S3FileSystem(
         endpoint_override=endpoint, retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1)
     ).open_input_file(key)
-    s3fs = fsspec.filesystem(
-        "s3", skip_instance_cache=True, config_kwargs={"retries": {"total_max_attempts": 1}}, use_listings_cache=False
-    )
-    s3fs.retries = 1
-    return {
+    clients: dict[str, Reader] = {
         "ours": ours.read_into,
         "obstore.fsspec": by_cat(through_fsspec, key),
         "pyarrow": lambda offset, buffer: put(buffer, arrow.read_at(buffer.nbytes, offset)),
-        "s3fs": by_cat(s3fs, key),
     }
+    if importlib.util.find_spec("s3fs") is not None:
+        s3fs = fsspec.filesystem(
+            "s3",
+            skip_instance_cache=True,
+            config_kwargs={"retries": {"total_max_attempts": 1}},
+            use_listings_cache=False,
+        )
+        s3fs.retries = 1
+        clients["s3fs"] = by_cat(s3fs, key)
+    return clients
 
 
 def http_clients(uri: str) -> dict[str, Reader]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ def proxy(s3: S3Server, way: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.fixture(params=list(CLIENTS))
 def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "s3fs":
+        pytest.importorskip("s3fs")
         monkeypatch.setitem(sys.modules, "obstore", None)  # as if it were not installed
     return str(request.param)
 
@@ -329,23 +330,39 @@ class TestChoice:
 
     environment = replace(aws_environment({"HOME": "/nowhere"}), needs_files=False)
 
-    def test_obstore_by_default(self) -> None:
-        assert s3_client_name(self.environment) == "obstore"
+    @pytest.fixture
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        """Only these packages are there, and fsspec has no settings of its own."""
+        monkeypatch.setattr("fsspec.config.conf", {})
+        return lambda *names: monkeypatch.setattr("megamind_ray.io.s3._installed", lambda name: name in names)
 
-    def test_s3fs_where_fsspec_has_settings_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_obstore_by_default(self, install: Callable[..., None]) -> None:
+        install("obstore", "botocore", "s3fs")
+
+        assert s3_client_name(self.environment) == "obstore"
+        assert s3_client_name(replace(self.environment, needs_files=True)) == "obstore"
+
+    def test_s3fs_where_fsspec_has_settings_for_it(
+        self, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        install("obstore", "botocore", "s3fs")
         monkeypatch.setattr("fsspec.config.conf", {"s3": {"anon": True}})
 
         assert s3_client_name(self.environment) == "s3fs"
 
-    def test_s3fs_for_a_profile_that_obstore_cannot_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "botocore", None)
+    def test_s3fs_where_obstore_is_not_installed(self, install: Callable[..., None]) -> None:
+        install("s3fs", "botocore")
+
+        assert s3_client_name(self.environment) == "s3fs"
+
+    def test_s3fs_for_a_profile_that_obstore_cannot_read(self, install: Callable[..., None]) -> None:
+        install("obstore", "s3fs")
 
         assert s3_client_name(self.environment) == "obstore"
         assert s3_client_name(replace(self.environment, needs_files=True)) == "s3fs"
 
-    def test_what_is_missing_for_a_profile_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "botocore", None)
-        monkeypatch.setitem(sys.modules, "s3fs", None)
+    def test_what_is_missing_for_a_profile_is_named(self, install: Callable[..., None]) -> None:
+        install("obstore")
 
         with pytest.raises(RequestError, match=r"need botocore; run: pip install 'megamind-ray\[s3\]'"):
             s3_client_name(replace(self.environment, needs_files=True))
