@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
+from concurrent.futures import Future
 from typing import Any, Final
 
 from megamind_ray.config import RetryConfig
@@ -9,7 +12,7 @@ from megamind_ray.errors import RequestError
 from megamind_ray.io.location import Location
 from megamind_ray.io.s3 import s3_filesystem
 
-__all__ = ["fsspec_filesystem"]
+__all__ = ["call_filesystem", "fsspec_filesystem"]
 
 # Scheme -> the extra of this package that brings its file system; None where fsspec itself has it.
 _EXTRAS: Final = {"gs": "gcs", "az": "azure", "hf": "hf", "http": "http", "https": "http", "memory": None}
@@ -37,3 +40,38 @@ def fsspec_filesystem(location: Location, retry: RetryConfig | None = None) -> t
             f"run: pip install 'megamind-ray[{extra}]'"
         ) from error
     return filesystem, path
+
+
+def call_filesystem(filesystem: Any, method: str, path: str, *, bound_s: float, **arguments: Any) -> Any:
+    """Calls a method of a file system on a path, and waits no longer than the bound.
+
+    A call of an asynchronous file system is then cancelled; one of any other is left to end by itself, its result is
+    dropped.
+
+    Args:
+        filesystem: Of fsspec's kind.
+        method: ``info``, ``ls``, ``cat_file``.
+        path: In it.
+        bound_s: Longest wait.
+        arguments: By keyword.
+
+    Raises:
+        TimeoutError: No result within the bound.
+    """
+    if getattr(filesystem, "async_impl", False):
+        sync: Any = importlib.import_module("fsspec.asyn").sync
+        return sync(filesystem.loop, getattr(filesystem, f"_{method}"), path, timeout=bound_s, **arguments)
+    result: Future[Any] = Future()
+
+    def call() -> None:
+        try:
+            result.set_result(getattr(filesystem, method)(path, **arguments))
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            result.set_exception(error)
+
+    # A thread of its own that nobody joins: a pool's would keep the interpreter from ending.
+    threading.Thread(target=call, name=f"megamind-{method}", daemon=True).start()
+    try:
+        return result.result(bound_s)
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or f"no answer within {bound_s:g} s") from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from megamind_ray.config import RetryConfig
 from megamind_ray.errors import RequestError
+from megamind_ray.io.filesystems import call_filesystem
 from megamind_ray.io.retry import request_bound_s
 from megamind_ray.io.source import FileVersion, OpenSource, ShortReadError, storage_errors
 from megamind_ray.io.times import nanoseconds
@@ -21,7 +21,7 @@ class FsspecSource(OpenSource):
         filesystem: The file system.
         path: Path in it.
         uri: For messages.
-        retry: How long one call may take. File systems that are not asynchronous are left to their own time-outs.
+        retry: How long one call may take.
 
     Raises:
         RequestError: No such file, no permission, or its size is not known.
@@ -61,13 +61,8 @@ class FsspecSource(OpenSource):
         """Nothing is held between reads."""
 
     def _call(self, method: str, num_bytes: int, **arguments: Any) -> Any:
-        """Calls a method of the file system on the path, no longer than a request for so many bytes may take."""
-        if not getattr(self._filesystem, "async_impl", False):
-            return getattr(self._filesystem, method)(self._path, **arguments)
-        sync: Any = importlib.import_module("fsspec.asyn").sync
         bound_s = request_bound_s(self._retry, num_bytes)
-        call = getattr(self._filesystem, f"_{method}")
-        return sync(self._filesystem.loop, call, self._path, timeout=bound_s, **arguments)
+        return call_filesystem(self._filesystem, method, self._path, bound_s=bound_s, **arguments)
 
 
 def _remote_version(info: dict[str, Any], uri: str) -> FileVersion:

@@ -11,10 +11,10 @@ from enum import Enum
 from megamind_ray.config import RetryConfig
 from megamind_ray.errors import RequestError
 from megamind_ray.io.counters import ReadCounters, ReadKind
-from megamind_ray.io.filesystems import fsspec_filesystem
+from megamind_ray.io.filesystems import call_filesystem, fsspec_filesystem
 from megamind_ray.io.location import Location
 from megamind_ray.io.opening import open_location
-from megamind_ray.io.retry import call_with_retry, read_with_retry
+from megamind_ray.io.retry import call_with_retry, read_with_retry, request_bound_s
 from megamind_ray.io.source import Source, storage_errors
 from megamind_ray.units import MIB, format_bytes
 
@@ -149,7 +149,7 @@ def _remote_kind(location: Location, retry: RetryConfig) -> PathKind:
         filesystem, path = fsspec_filesystem(location, retry)
         with storage_errors(location.uri):
             filesystem.invalidate_cache(path)
-            kind = filesystem.info(path).get("type")
+            kind = call_filesystem(filesystem, "info", path, bound_s=request_bound_s(retry)).get("type")
     except RequestError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
@@ -165,7 +165,7 @@ def _has_suffix(location: Location) -> bool:
 def _remote_listing(location: Location, retry: RetryConfig) -> Listing:
     filesystem, path = fsspec_filesystem(location, retry)
     with storage_errors(location.uri):
-        entries = filesystem.ls(path, detail=True)
+        entries = call_filesystem(filesystem, "ls", path, bound_s=request_bound_s(retry), detail=True)
     kinds = [
         (
             str(entry["name"]).rstrip("/").rpartition("/")[2],

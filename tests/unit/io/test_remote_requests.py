@@ -163,6 +163,32 @@ def test_a_silent_file_system_is_given_up_and_its_call_cancelled() -> None:
     assert filesystem.cancelled.wait(BOUND_S)
 
 
+class StuckFileSystem:
+    """Not asynchronous; knows a file and never comes back with a byte of it."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def info(self, path: str) -> dict[str, Any]:
+        return {"name": path, "size": 100, "type": "file", "etag": "v1"}
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        self.released.wait(BOUND_S)
+        return bytes(end - start)
+
+
+def test_a_file_system_that_cannot_be_cancelled_is_left_behind() -> None:
+    retry = RetryConfig(attempts=2, first_wait_s=0.0, max_wait_s=0.0, request_s=0.02)
+    filesystem = StuckFileSystem()
+    try:
+        with pytest.raises(SourceError, match=r"hf://m/p: reading .* failed 2 times, last with: no answer within 0.06"):
+            read_with_retry(
+                FsspecSource(filesystem, "p", "hf://m/p", retry), 0, memoryview(bytearray(8)), retry, ReadCounters()
+            )
+    finally:
+        filesystem.released.set()
+
+
 def test_the_bound_of_a_read_is_what_the_settings_allow() -> None:
     retry = RetryConfig(attempts=4, max_wait_s=5.0, request_s=30.0)
 
