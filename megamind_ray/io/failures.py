@@ -10,7 +10,7 @@ from typing import Final
 
 from megamind_ray.errors import MegamindError, RequestError
 
-__all__ = ["BusyError", "library_errors", "retry_after_s", "status_error"]
+__all__ = ["BusyError", "library_errors", "retry_after_s", "status_error", "status_of"]
 
 _BUSY: Final = (408, 425, 429)
 # Libraries with classes of their own for these cases, and no status on them.
@@ -59,6 +59,16 @@ def status_error(status: int, what: str, headers: Mapping[str, str]) -> OSError 
     return RequestError(f"{text}, which another attempt will not change; check the address")
 
 
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error of a library is about; None of any other error."""
+    response = getattr(error, "response", None) or error
+    for attribute in ("status", "status_code", "code"):
+        status = getattr(response, attribute, None)
+        if isinstance(status, int) and 400 <= status < 600:
+            return status
+    return None
+
+
 @contextmanager
 def library_errors() -> Iterator[None]:
     """Turns the classes of storage libraries into ``OSError``s that tell what happened.
@@ -68,8 +78,12 @@ def library_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, ImportError, MegamindError):
+    except (ImportError, MegamindError):
         raise
+    except OSError as error:
+        if status_of(error) is None:
+            raise
+        raise _translated(error) from error
     except Exception as error:
         raise _translated(error) from error
 
@@ -82,11 +96,8 @@ def _translated(error: Exception) -> OSError | RequestError:
         return PermissionError(text)
     if name in _GONE:
         return FileNotFoundError(text)
-    response = getattr(error, "response", error)
-    for attribute in ("status", "status_code", "code"):
-        status = getattr(response, attribute, None)
-        if isinstance(status, int) and 400 <= status < 600:
-            headers = getattr(response, "headers", None)
-            failure = status_error(status, name, headers if isinstance(headers, Mapping) else {})
-            return type(failure)(f"{text} (status {status})") if not isinstance(failure, BusyError) else failure
-    return OSError(text)
+    status = status_of(error)
+    if status is None:
+        return OSError(text)
+    headers = getattr(getattr(error, "response", None) or error, "headers", None)
+    return status_error(status, text, headers if isinstance(headers, Mapping) else {})

@@ -51,16 +51,21 @@ class HttpSource(VersionedSource):
     Args:
         uri: Address; user and password in it are sent as basic authentication.
         retry: How long a server may be silent.
+        address: Where it is, if ``uri`` is only its name.
+        headers: Sent to that address alone, not to where it leads.
 
     Raises:
         RequestError: No such file, no permission, or no byte ranges.
         OSError: The server did not answer.
     """
 
-    def __init__(self, uri: str, retry: RetryConfig) -> None:
+    def __init__(
+        self, uri: str, retry: RetryConfig, *, address: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         self._timeout = urllib3.Timeout(connect=retry.request_s, read=retry.request_s)
         self._request_s = retry.request_s
-        self._address, self._own_headers = _address(uri)
+        self._address, credentials = _address(address or uri)
+        self._own_headers = {**credentials, **(headers or {})}
         self._target = self._address
         self._name = uri
         super().__init__(uri, self._ask_version())

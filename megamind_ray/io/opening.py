@@ -7,6 +7,7 @@ from megamind_ray.core.manifest import FileInfo
 from megamind_ray.errors import IntegrityError
 from megamind_ray.io.filesystems import fsspec_filesystem
 from megamind_ray.io.http_source import HttpSource
+from megamind_ray.io.hub import open_hub
 from megamind_ray.io.local_source import LocalSource
 from megamind_ray.io.location import Location, parse_location
 from megamind_ray.io.remote_source import FsspecSource
@@ -34,6 +35,8 @@ def open_location(location: Location, *, io: IoConfig | None = None, retry: Retr
     retry = retry or RetryConfig()
     if location.is_web:
         return HttpSource(location.uri, retry)
+    if location.scheme == "hf":
+        return open_hub(location, retry)
     if location.scheme == "s3":
         return open_s3(location, io or IoConfig(), retry)
     filesystem, path = fsspec_filesystem(location, retry)

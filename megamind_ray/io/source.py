@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from megamind_ray.errors import IntegrityError, MegamindError, RequestError
 from megamind_ray.io.checksum import crc32
-from megamind_ray.io.failures import library_errors
+from megamind_ray.io.failures import library_errors, status_of
 
 __all__ = ["FileVersion", "OpenSource", "ShortReadError", "Source", "storage_errors"]
 
@@ -164,9 +164,10 @@ def storage_errors(uri: str) -> Iterator[None]:
     except MegamindError:
         raise
     except FileNotFoundError as error:
-        if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
-            raise error.__cause__ from error  # fsspec says so of an HTTP server that cannot be reached, too
-        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        reason = error.__cause__
+        if isinstance(reason, OSError) and not isinstance(reason, FileNotFoundError) and status_of(reason) is None:
+            raise reason from error  # some libraries say so of a server that cannot be reached, too
+        cause = f" ({str(reason).strip().partition(chr(10))[0]})" if reason else ""
         raise RequestError(f"{uri}: no such file or folder{cause}; check the path, also on the other nodes") from error
     except PermissionError as error:
         said = "" if error.errno is not None else f" ({error})"  # a storage library's words, not the system's
