@@ -6,8 +6,6 @@ from megamind_ray.config import IoConfig, RetryConfig
 from megamind_ray.core.manifest import FileInfo
 from megamind_ray.errors import IntegrityError
 from megamind_ray.io.filesystems import fsspec_filesystem
-from megamind_ray.io.http_source import HttpSource
-from megamind_ray.io.hub import open_hub
 from megamind_ray.io.local_source import LocalSource
 from megamind_ray.io.location import Location, parse_location
 from megamind_ray.io.remote_source import FsspecSource
@@ -34,8 +32,13 @@ def open_location(location: Location, *, io: IoConfig | None = None, retry: Retr
             return LocalSource(location.uri, direct=(io or IoConfig()).direct)
     retry = retry or RetryConfig()
     if location.is_web:
+        # Here, because local checkpoints, the common case, do without what it imports.
+        from megamind_ray.io.http_source import HttpSource
+
         return HttpSource(location.uri, retry)
     if location.scheme == "hf":
+        from megamind_ray.io.hub import open_hub
+
         return open_hub(location, retry)
     if location.scheme == "s3":
         return open_s3(location, io or IoConfig(), retry)
