@@ -20,7 +20,10 @@ from megamind_ray.testing.range_server import RangeServer
 
 # Patient, so that a busy machine is not taken for a fault of the server's; where silence is the fault, less so.
 RETRY = RetryConfig(attempts=3, first_wait_s=0.01, max_wait_s=0.02, request_s=10.0)
-IMPATIENT = replace(RETRY, request_s=0.6)
+IMPATIENT = replace(RETRY, request_s=0.4)
+
+
+LASTING = [fault for fault in Fault if fault not in (Fault.SLOW_START, Fault.DRIP)]
 
 
 def retry_for(fault: Fault | None) -> RetryConfig:
@@ -105,7 +108,7 @@ def test_a_fault_is_made_good_by_the_next_attempt(server: RangeServer, fault: Fa
     assert server.num_requests - num_requests == (1 if fault is Fault.SLOW_START else 2)
 
 
-@pytest.mark.parametrize("fault", [it for it in Fault if it is not Fault.SLOW_START], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", LASTING, ids=lambda fault: fault.name)
 def test_a_lasting_fault_is_a_source_error_after_all_attempts(server: RangeServer, fault: Fault) -> None:
     source = open_file(server, retry_for(fault))
     server.faults = lambda _request: fault

@@ -27,7 +27,7 @@ DATA = np.random.default_rng(0).bytes(1_000_000)
 CLIENTS = {"obstore": ObstoreSource, "s3fs": S3fsSource}
 # Patient, so that a busy machine is not taken for a fault of the server's; where silence is the fault, less so.
 RETRY = RetryConfig(attempts=3, first_wait_s=0.01, max_wait_s=0.02, request_s=10.0)
-IMPATIENT = replace(RETRY, request_s=0.6)
+IMPATIENT = replace(RETRY, request_s=0.4)
 
 
 def retry_for(fault: Fault | None) -> RetryConfig:
