@@ -158,6 +158,7 @@ class HttpSource(VersionedSource):
     def _required(self, response: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
         if response.status == 416:
             self.require_same(self._ask_version())
+            raise OSError("the server refuses a range that is inside the file by what it says itself")
         if response.status not in (200, 206):
             raise status_error(response.status, "the server", response.headers)
         return response

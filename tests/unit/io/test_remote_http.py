@@ -222,6 +222,13 @@ def test_a_file_that_shrank_is_an_integrity_error(folder: Path, source: HttpSour
         read(source, 1000, 8)
 
 
+def test_a_range_inside_the_file_that_is_refused_is_asked_again(server: RangeServer, source: HttpSource) -> None:
+    files, refusals = server.answer, [Answer(416, {"Content-Range": f"bytes */{len(DATA)}"})]
+    server.answer = lambda it: refusals.pop() if refusals and it.method == "GET" else files(it)
+
+    assert read(source, 1000, 8) == DATA[1000:1008]
+
+
 def test_answers_that_carry_the_version_need_no_check_of_their_own(server: RangeServer, source: HttpSource) -> None:
     read(source, 0, 8)
     num_requests = server.num_requests
