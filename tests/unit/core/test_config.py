@@ -115,6 +115,8 @@ def test_a_mistyped_variable_is_refused(name: str) -> None:
         (IoConfig, {"extent_bytes": 4 << 20}, "io.extent_bytes"),
         (IoConfig, {"max_gap_bytes": 9 << 20}, "io.max_gap_bytes"),
         (IoConfig, {"read_threads": 0}, "io.read_threads"),
+        (IoConfig, {"remote_threads": 0}, "io.remote_threads"),
+        (IoConfig, {"remote_gap_bytes": -1}, "io.remote_gap_bytes"),
         (RetryConfig, {"attempts": 0}, "retry.attempts"),
         (RetryConfig, {"first_wait_s": 6.0}, "retry.first_wait_s"),
         (RetryConfig, {"max_wait_s": float("nan")}, "retry.first_wait_s"),
