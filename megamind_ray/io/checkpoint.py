@@ -104,6 +104,8 @@ def _read_files(layout: Layout, recorded: Sidecar | None, browser: Browser, num_
             source.check_unchanged()
             return _DataFile(_file_info(path, source, header), header.tensors)
 
+    if len(layout.paths) == 1:  # starting a thread takes longer than reading a header
+        return [read((0, layout.paths[0]))]
     with ThreadPoolExecutor(num_threads, thread_name_prefix="megamind-headers") as pool:
         return list(pool.map(read, enumerate(layout.paths)))
 
