@@ -74,11 +74,18 @@ def verify_command(
 def _record(uri: str, path: str | None, settings: Config) -> tuple[dict[str, Any], str]:
     """Records checksums; what happened as a document and in words."""
     from megamind_ray.cli.progress import BytesProgress
-    from megamind_ray.io import default_sidecar_path, open_manifest, record_checksums, write_sidecar
+    from megamind_ray.io import (
+        default_sidecar_path,
+        open_manifest,
+        record_checksums,
+        require_sidecar_place,
+        write_sidecar,
+    )
     from megamind_ray.report.tables import count_of
 
     manifest = open_manifest(uri, sidecar=False, io=settings.io, retry=settings.retry)
     target = default_sidecar_path(manifest) if path is None else path
+    require_sidecar_place(target)
     with BytesProgress("recording") as progress:
         recorded = record_checksums(
             manifest,

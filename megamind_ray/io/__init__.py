@@ -13,6 +13,7 @@ from megamind_ray.io.sidecar import (
     SidecarFile,
     default_sidecar_path,
     read_sidecar,
+    require_sidecar_place,
     to_reference,
     write_sidecar,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "read_sidecar",
     "read_with_retry",
     "record_checksums",
+    "require_sidecar_place",
     "to_reference",
     "verify_checksums",
     "write_sidecar",

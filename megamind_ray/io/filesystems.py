@@ -15,7 +15,7 @@ from megamind_ray.io.s3 import s3_filesystem
 __all__ = ["call_filesystem", "fsspec_filesystem"]
 
 # Scheme -> the extra of this package that brings its file system; None where fsspec itself has it.
-_EXTRAS: Final = {"gs": "gcs", "az": "azure", "hf": "hf", "http": "http", "https": "http", "memory": None}
+_EXTRAS: Final = {"gs": "gcs", "az": "azure", "hf": "hf", "memory": None}
 # Listings that fsspec caches would hide that a file changed.
 _OPTIONS: Final = {"use_listings_cache": False}
 

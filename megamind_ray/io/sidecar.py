@@ -29,6 +29,7 @@ __all__ = [
     "num_chunks",
     "parse_sidecar",
     "read_sidecar",
+    "require_sidecar_place",
     "sidecar_location",
     "to_reference",
     "write_sidecar",
@@ -159,6 +160,20 @@ def parse_sidecar(raw: bytes, origin: str) -> Sidecar:
     return Sidecar(chunk_bytes=chunk_bytes, created_at=created_at, files=files, origin=origin)
 
 
+def require_sidecar_place(path: str | os.PathLike[str]) -> None:
+    """Makes sure that a sidecar can be written to a path or URI, as far as can be told, before hours of reading.
+
+    Raises:
+        RequestError: It cannot.
+    """
+    location = parse_location(path)
+    if location.is_web:
+        raise _not_written(location, "a web server takes no files")
+    folder = Path(location.uri).parent
+    if location.is_local and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise _not_written(location, "the folder is missing, or not writable for this user")
+
+
 def write_sidecar(sidecar: Sidecar, path: str | os.PathLike[str]) -> None:
     """Writes a sidecar to a path or URI; a reader sees the old one or the new one, nothing between.
 
@@ -183,10 +198,14 @@ def write_sidecar(sidecar: Sidecar, path: str | os.PathLike[str]) -> None:
                 filesystem.pipe_file(remote_path, raw)
     except (OSError, RequestError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RequestError(
-            f"{location.uri}: the sidecar cannot be written ({reason}); give a path for it where you may write, "
-            "and the same path when you load"
-        ) from error
+        raise _not_written(location, reason) from error
+
+
+def _not_written(location: Location, reason: str) -> RequestError:
+    return RequestError(
+        f"{location.uri}: the sidecar cannot be written ({reason}); give a path for it where you may write, "
+        "and the same path when you load"
+    )
 
 
 def to_reference(sidecar: Sidecar, files: Sequence[FileInfo]) -> Reference:

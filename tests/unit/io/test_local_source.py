@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +47,11 @@ def is_cached(path: Path) -> bool:
 
 
 @pytest.fixture
-def cold_path(path: Path) -> Iterator[Path]:
+def cold_path(path: Path) -> Path:
     evict(path)
     if is_cached(path):
         pytest.skip(f"{path} is on a file system whose pages stay in memory")
-    yield path
+    return path
 
 
 def destination(size: int, phase: int) -> memoryview:

@@ -17,6 +17,7 @@ from megamind_ray.io import (
     open_manifest,
     read_sidecar,
     record_checksums,
+    require_sidecar_place,
     to_reference,
     verify_checksums,
     write_sidecar,
@@ -353,6 +354,12 @@ def test_a_file_that_changes_while_it_is_recorded(folder: Path) -> None:
 def test_verifying_needs_a_reference(folder: Path) -> None:
     with pytest.raises(RequestError, match=r"no recorded checksums .*verify --record"):
         verify_checksums(open_manifest(folder, sidecar=False))
+
+
+@pytest.mark.parametrize("place", ["http://127.0.0.1:1/sums.json", "/no/such/folder/sums.json"])
+def test_a_place_that_takes_no_sidecar_is_refused_before_anything_is_read(place: str) -> None:
+    with pytest.raises(RequestError, match="the sidecar cannot be written"):
+        require_sidecar_place(place)
 
 
 def test_a_header_longer_than_a_chunk(tmp_path: Path, write_file: Any) -> None:
