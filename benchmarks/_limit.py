@@ -1,8 +1,11 @@
 """The limit: the same bytes by the simplest parallel code, a few threads that bring pieces into one buffer.
 
 No loader has to be slower than that by more than its bookkeeping. Which piece, how many threads, ``preadv`` past the
-page cache or through it, or copying from a mapping, and huge pages or not is fastest depends on the machine and the
-setting, so a few are tried and the best one counts.
+page cache or through it, and huge pages or not is fastest depends on the machine and the setting, so a few are tried
+and the best one counts.
+
+Copying from a mapping of the files is shown beside it, and is not the limit: a file that becomes shorter, or a disk
+that fails, kills the process in the middle of the copy (SIGBUS), where a read is an error that can be dealt with.
 """
 
 from __future__ import annotations
@@ -14,19 +17,21 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 
 from benchmarks._checkpoint import Checkpoint
 
-__all__ = ["FlatBuffer", "Variant", "calibrate", "read_flat"]
+__all__ = ["MAPPED", "READS", "FlatBuffer", "Variant", "Way", "calibrate", "read_flat"]
 
 _ALIGNMENT_BYTES = 2 << 20  # of each file in the buffer: more than O_DIRECT asks for, and a huge page
 _TOUCH_BYTES = 4096
 _FINALISTS = 3
 Way = Literal["direct", "buffered", "mapped"]
+READS: tuple[Way, ...] = ("direct", "buffered")
+MAPPED: tuple[Way, ...] = ("mapped",)
 _Reader = Callable[[int, int, int], None]
 
 
@@ -153,11 +158,14 @@ def _mapped(buffer: FlatBuffer, way: Way) -> Iterator[_Reader]:
     yield read
 
 
-def calibrate(seconds: Callable[[Variant], float], *, fresh: bool, quick: bool) -> Variant:
+def calibrate(
+    seconds: Callable[[Variant], float], *, ways: tuple[Way, ...] = READS, fresh: bool, quick: bool
+) -> Variant:
     """Finds the fastest variant: one knob after the other, then the best ones again.
 
     Args:
         seconds: Measures one; ``OSError`` says that it cannot be run here.
+        ways: To choose from.
         fresh: Whether memory is fresh, so that the kind of pages matters.
         quick: Try ways and few threads alone.
     """
@@ -172,7 +180,7 @@ def calibrate(seconds: Callable[[Variant], float], *, fresh: bool, quick: bool) 
     def best() -> Variant:
         return min(measured, key=lambda variant: min(measured[variant]))
 
-    for way, threads in itertools.product(get_args(Way), (2, 8) if quick else (2, 4, 8)):
+    for way, threads in itertools.product(ways, (2, 8) if quick else (2, 4, 8)):
         measure(Variant(threads=threads, piece_bytes=8 << 20, way=way, huge_pages=True))
     if not quick:
         for piece_bytes in (1 << 20, 32 << 20):

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks._checkpoint import Checkpoint, wrong_tensors
 from benchmarks._contenders import Contender, Loaded, Recycled, UnavailableError, limit, tensors_of
 from benchmarks._host_pages import back_free_memory
-from benchmarks._limit import Variant, calibrate
+from benchmarks._limit import READS, Variant, Way, calibrate
 from benchmarks._page_cache import PageCacheError, evict, fill
 
 __all__ = ["SETTINGS", "Outcome", "Setting", "find_limit", "require_memory", "run_rounds", "say", "settle", "timed"]
@@ -109,15 +109,22 @@ def timed(
     return time.perf_counter() - begin, loaded
 
 
-def find_limit(checkpoint: Checkpoint, setting: Setting, recycled: Recycled | None, *, quick: bool) -> Variant:
-    """The fastest way to read in this setting."""
+def find_limit(
+    checkpoint: Checkpoint,
+    setting: Setting,
+    recycled: Recycled | None,
+    *,
+    ways: tuple[Way, ...] = READS,
+    quick: bool,
+) -> Variant:
+    """The fastest of some ways to read in this setting."""
 
     def seconds(variant: Variant) -> float:
         taken = timed(checkpoint, limit(variant), setting, recycled)[0]
         say(f"{setting.name}, what the limit is: {checkpoint.nbytes / taken / 1e9:.2f} GB/s with {variant}")
         return taken
 
-    return calibrate(seconds, fresh=recycled is None, quick=quick)
+    return calibrate(seconds, ways=ways, fresh=recycled is None, quick=quick)
 
 
 def run_rounds(

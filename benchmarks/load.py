@@ -3,7 +3,8 @@
 Settings: ``cold`` (files not in the page cache, fresh memory), ``warm`` (files in the page cache, fresh memory),
 ``recycled`` (in the page cache, memory that was used before) and, for information, ``cold-recycled``. Further parts:
 ``checksums`` (what checking every chunk costs, in the first three settings) and ``memory`` (the peak over what the
-process had before). The limit is the same bytes read by the simplest parallel code, the fastest of several ways.
+process had before). The limit is the same bytes read by the simplest parallel code, the fastest of several ways;
+``limit, were it a mapping`` is for information, since a file that is cut short then kills the process.
 
 Each round runs every contender once, another one first each time. Ratios are of neighbours in one round, and the value
 is their median. All tensors are compared with the files before anything counts. Fresh memory is new to the process, and
@@ -40,6 +41,7 @@ from benchmarks._checkpoint import Checkpoint, open_checkpoint, write_llama
 from benchmarks._checksum_cost import ChecksumCost
 from benchmarks._contenders import OURS, Contender, Recycled, limit
 from benchmarks._host_pages import reports_free_pages
+from benchmarks._limit import MAPPED
 from benchmarks._load_rows import checksum_rows, memory_rows, print_table, setting_rows
 from benchmarks._memory import Peak, peak_of_load
 from benchmarks._neighbours import Neighbours
@@ -151,7 +153,8 @@ def _run_setting(checkpoint: Checkpoint, setting: Setting, options: Options, don
         require_memory(checkpoint, setting)
         variant = find_limit(checkpoint, setting, recycled, quick=options.quick)
         say(f"{setting.name}: the limit is {variant}")
-        contenders = [limit(variant), *options.ours, *options.peers]
+        mapped = find_limit(checkpoint, setting, recycled, ways=MAPPED, quick=True)
+        contenders = [limit(variant), limit(mapped), *options.ours, *options.peers]
         outcome = run_rounds(checkpoint, contenders, setting, recycled, num_rounds=options.num_rounds)
     except PageCacheError as error:
         done.failures.append(f"{setting.name}: not run: {error}")
