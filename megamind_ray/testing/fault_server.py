@@ -153,7 +153,7 @@ class FaultServer:
         self.asked: list[Request] = []
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = _Server(self)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()
 
@@ -239,6 +239,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def __init__(self, owner: FaultServer) -> None:
+        self.owner = owner
+        super().__init__(("127.0.0.1", 0), _Handler)
+
     def handle_error(self, *_arguments: object) -> None:
         """A client that gave up is what these tests are about."""
 
@@ -251,84 +255,82 @@ class _Server(ThreadingHTTPServer):
             super().shutdown_request(request)
 
 
-def _handler(server: FaultServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        # Head and body in one packet: sent apart, each answer would wait 40 ms for the client's delayed ACK.
-        wbufsize = -1
-        disable_nagle_algorithm = True
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    # Head and body in one packet: sent apart, each answer would wait 40 ms for the client's delayed ACK.
+    wbufsize = -1
+    disable_nagle_algorithm = True
 
-        def setup(self) -> None:
-            server.count_connection()
-            super().setup()
+    def setup(self) -> None:
+        self.server.owner.count_connection()
+        super().setup()
 
-        def handle_expect_100(self) -> bool:
-            granted = super().handle_expect_100()
-            self.wfile.flush()  # the client waits for it
-            return granted
+    def handle_expect_100(self) -> bool:
+        granted = super().handle_expect_100()
+        self.wfile.flush()  # the client waits for it
+        return granted
 
-        def _serve(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Request(self.command, self.path, headers, body)
-            fault = server.next_fault(request)
-            if fault is Fault.SLOW_START:
-                server.hold(server.slow_s)
-            refusal = _refusal(fault, server.retry_after)
-            if refusal is not None:
-                self._send(refusal, refusal.body)
-                return
-            if fault in (Fault.WRONG_RANGE, Fault.SHORT_RANGE):
-                request = _other_range(request, fault)
-            answer = server.answer(request)
-            if fault in (Fault.RESET, Fault.STALL, Fault.TRUNCATED):
-                self._break_off(answer, fault)
-            elif fault is Fault.DRIP:
-                self._drip(answer)
-            else:
-                self._send(answer, answer.body)
-
-        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815
-
-        def _send(self, answer: Answer, body: bytes) -> None:
-            self.send_response(answer.status)
-            for name, value in answer.headers.items():
-                self.send_header(name, value)
-            if self.command != "HEAD":
-                self.send_header("Content-Length", str(len(answer.body)))
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            server.count_sent(len(body))
-            for begin in range(0, len(body), _SEND_BYTES):
-                self.wfile.write(body[begin : begin + _SEND_BYTES])
-
-        def _drip(self, answer: Answer) -> None:
-            self._send(answer, b"")
-            for value in answer.body:
-                if server.hold(_DRIP_S):
-                    return
-                server.count_sent(1)
-                self.wfile.write(bytes([value]))
-                self.wfile.flush()
-
-        def _break_off(self, answer: Answer, fault: Fault) -> None:
-            """Half of the answer, or nothing at all of one that has no body."""
-            self.close_connection = True
-            if answer.body:
-                self._send(answer, answer.body[: len(answer.body) // 2])
-                self.wfile.flush()
-            if fault is Fault.STALL:
-                server.hold()
-            if fault is Fault.RESET:
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_OFF)
-            else:
-                self.connection.shutdown(socket.SHUT_RDWR)
-
-        def log_message(self, *_arguments: object) -> None:
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.command, self.path, headers, body)
+        fault = self.server.owner.next_fault(request)
+        if fault is Fault.SLOW_START:
+            self.server.owner.hold(self.server.owner.slow_s)
+        refusal = _refusal(fault, self.server.owner.retry_after)
+        if refusal is not None:
+            self._send(refusal, refusal.body)
             return
+        if fault in (Fault.WRONG_RANGE, Fault.SHORT_RANGE):
+            request = _other_range(request, fault)
+        answer = self.server.owner.answer(request)
+        if fault in (Fault.RESET, Fault.STALL, Fault.TRUNCATED):
+            self._break_off(answer, fault)
+        elif fault is Fault.DRIP:
+            self._drip(answer)
+        else:
+            self._send(answer, answer.body)
 
-    return Handler
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815
+
+    def _send(self, answer: Answer, body: bytes) -> None:
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.server.owner.count_sent(len(body))
+        for begin in range(0, len(body), _SEND_BYTES):
+            self.wfile.write(body[begin : begin + _SEND_BYTES])
+
+    def _drip(self, answer: Answer) -> None:
+        self._send(answer, b"")
+        for value in answer.body:
+            if self.server.owner.hold(_DRIP_S):
+                return
+            self.server.owner.count_sent(1)
+            self.wfile.write(bytes([value]))
+            self.wfile.flush()
+
+    def _break_off(self, answer: Answer, fault: Fault) -> None:
+        """Half of the answer, or nothing at all of one that has no body."""
+        self.close_connection = True
+        if answer.body:
+            self._send(answer, answer.body[: len(answer.body) // 2])
+            self.wfile.flush()
+        if fault is Fault.STALL:
+            self.server.owner.hold()
+        if fault is Fault.RESET:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_OFF)
+        else:
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, *_arguments: object) -> None:
+        return
 
 
 def _refusal(fault: Fault | None, retry_after: str) -> Answer | None:

@@ -1,8 +1,7 @@
-"""Whole loads through a network that fails at random: exact bytes or a SourceError, in time, without a storm."""
+"""Whole loads through a network that fails at random: exact bytes or a SourceError, without a storm of requests."""
 
 import math
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import megamind_ray as mm
 from megamind_ray.config import Config, IoConfig, RetryConfig
 from megamind_ray.errors import SourceError
-from megamind_ray.io.retry import read_bound_s
 from megamind_ray.testing.fault_server import Fault, FaultProxy, FaultServer, seeded
 from megamind_ray.testing.range_server import RangeServer
 from megamind_ray.testing.s3_server import S3Server
@@ -81,11 +79,11 @@ def s3(s3_proxy: tuple[S3Server, FaultProxy], monkeypatch: pytest.MonkeyPatch) -
 def run(
     uri: str, server: FaultServer, chunk_bytes: int, tensors: dict[str, np.ndarray], retry: RetryConfig = RETRY
 ) -> str:
-    """One load: its outcome, once it was held to its bounds."""
+    """One load: its outcome, once its requests were counted."""
     io = IoConfig(chunk_bytes=chunk_bytes, extent_bytes=4 * chunk_bytes, remote_threads=8)
     num_ranges = NUM_FILES * math.ceil(FILE_BYTES / chunk_bytes)
     num_steps = num_ranges + NUM_OTHER_REQUESTS
-    num_requests, started_s = server.num_requests, time.monotonic()
+    num_requests = server.num_requests
     try:
         loaded = mm.load_state_dict(uri, config=Config(io=io, retry=retry))
         outcome = "loaded"
@@ -95,8 +93,6 @@ def run(
     except SourceError:
         outcome = "SourceError"
     assert server.num_requests - num_requests <= num_steps * retry.attempts
-    # Far above what a load takes: nothing hangs. One step after the other is the worst that a bound allows.
-    assert time.monotonic() - started_s < num_steps * read_bound_s(retry, chunk_bytes)
     return outcome
 
 
