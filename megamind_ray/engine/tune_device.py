@@ -6,7 +6,8 @@ The engine has no settings for either (one stream, copies as large as chunks): w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ from megamind_ray.device.memory import cuda_memory, gpu_facts
 from megamind_ray.device.pinned import CudaHostRuntime
 from megamind_ray.device.strided import Runs
 from megamind_ray.engine.tune_search import Clock, Knob, Search, Values, search
-from megamind_ray.errors import RequestError
+from megamind_ray.errors import ClusterError, RequestError
 from megamind_ray.units import MIB
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ class CopyMeter:
         device: Which one.
         open_engine: Makes an engine with so many streams.
         num_bytes: Of one measurement.
+
+    Raises:
+        RequestError: There is no room for that many bytes.
+        ClusterError: The device failed.
     """
 
     def __init__(self, device: torch.device, open_engine: Callable[[int], CopyEngine], num_bytes: int) -> None:
@@ -61,8 +66,10 @@ class CopyMeter:
 
         self._open_engine = open_engine
         self._engines: dict[int, CopyEngine] = {}
-        self._flat = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._source = self._engine(1).staging(num_bytes)
+        self._device = device
+        with _torch_errors(device):
+            self._flat = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            self._source = self._engine(1).staging(num_bytes)
         self._source[:] = 1
 
     def measure(self, values: Values, _condition: str) -> float:
@@ -75,22 +82,38 @@ class CopyMeter:
         streams, copy_bytes, num_bytes = int(str(values["streams"])), int(str(values["copy_bytes"])), len(self._source)
         if copy_bytes * streams > num_bytes:
             raise RequestError(f"{streams} copies of {copy_bytes} bytes are more than the {num_bytes} that are copied")
-        engine = self._engine(streams)
-        begin_s = time.perf_counter()
-        tickets = []
-        for begin in range(0, num_bytes, copy_bytes):
-            size = min(copy_bytes, num_bytes - begin)
-            tickets.append(engine.to_device(self._flat, Runs(begin, size, 1, size), self._source[begin : begin + size]))
-        for ticket in tickets:
-            if ticket is not None:
-                ticket.wait()
-        return time.perf_counter() - begin_s
+        with _torch_errors(self._device):
+            engine = self._engine(streams)
+            begin_s = time.perf_counter()
+            tickets = []
+            for begin in range(0, num_bytes, copy_bytes):
+                size = min(copy_bytes, num_bytes - begin)
+                runs = Runs(begin, size, 1, size)
+                tickets.append(engine.to_device(self._flat, runs, self._source[begin : begin + size]))
+            for ticket in tickets:
+                if ticket is not None:
+                    ticket.wait()
+            return time.perf_counter() - begin_s
 
     def _engine(self, streams: int) -> CopyEngine:
         if streams not in self._engines:
             engine = self._engines[streams] = self._open_engine(streams)
             engine.follow_current()
         return self._engines[streams]
+
+
+@contextmanager
+def _torch_errors(device: torch.device) -> Iterator[None]:
+    """Says what torch raises as an error of ours: whoever measures a disk besides can go on."""
+    import torch
+
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).partition("\n")[0]
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate" in reason:
+            raise RequestError(f"{device}: no room to measure copies ({reason}); end what else runs on it") from error
+        raise ClusterError(f"{device}: copies cannot be measured ({reason}); look at it with nvidia-smi") from error
 
 
 def tune_copies(*, deadline_s: float, clock: Clock, on_trial: Callable[[Knob, object], None]) -> CopyTuning | None:
@@ -105,10 +128,13 @@ def tune_copies(*, deadline_s: float, clock: Clock, on_trial: Callable[[Knob, ob
         return None
     import torch
 
-    free_bytes, device = cuda_memory(0).free_bytes, torch.device("cuda", 0)
+    device = torch.device("cuda", 0)
+    with _torch_errors(device):
+        free_bytes = cuda_memory(0).free_bytes
     if free_bytes < 2 * _COPIED_BYTES:
         raise RequestError(f"{device}: only {free_bytes} bytes are free; end what else runs on it")
-    runtime = CudaHostRuntime(device)
+    with _torch_errors(device):
+        runtime = CudaHostRuntime(device)
 
     def open_engine(streams: int) -> CopyEngine:
         return CopyEngine(device, partial(CudaCopyStream, device), runtime, num_streams=streams)

@@ -62,10 +62,11 @@ def require_writable(path: Path) -> None:
     Raises:
         RequestError: It cannot.
     """
-    if path.is_dir():
+    # By os.path, which does not fail in a folder that may not be looked into.
+    if os.path.isdir(path):  # noqa: PTH112
         raise RequestError(f"profile {path}: is a folder; name a file with --output")
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    parent = next(folder for folder in path.absolute().parents if os.path.exists(folder))  # noqa: PTH110
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):  # noqa: PTH112
         raise RequestError(f"profile {path}: {parent} cannot be written to; name another file with --output")
 
 

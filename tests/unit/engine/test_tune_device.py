@@ -8,7 +8,7 @@ import torch
 from megamind_ray.device.copy_engine import CopyEngine
 from megamind_ray.engine import tune_device
 from megamind_ray.engine.tune_device import CopyMeter, tune_copies
-from megamind_ray.errors import RequestError
+from megamind_ray.errors import ClusterError, RequestError
 from megamind_ray.testing.fake_device import FakeHostRuntime, FakeStream
 from megamind_ray.units import MIB
 
@@ -45,6 +45,19 @@ def test_copies_that_would_be_more_than_there_is_are_refused() -> None:
 
     with pytest.raises(RequestError, match="more than the"):
         meter.measure({"streams": 2, "copy_bytes": 4 * MIB}, "pinned")
+
+
+def test_a_device_without_room_is_an_error_that_the_measuring_of_a_disk_survives() -> None:
+    with pytest.raises(RequestError, match="cpu: no room to measure copies .*end what else runs on it"):
+        CopyMeter(CPU, _Streams().engine, 1 << 60)
+
+
+def test_a_device_that_fails_is_an_error_that_the_measuring_of_a_disk_survives() -> None:
+    def broken(_count: int) -> CopyEngine:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+
+    with pytest.raises(ClusterError, match=r"copies cannot be measured \(CUDA error: an illegal memory access"):
+        CopyMeter(CPU, broken, MIB)
 
 
 def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
