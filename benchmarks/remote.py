@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks._result import Measurement, parse_arguments, write_result
 from megamind_ray.config import IoConfig, RetryConfig
+from megamind_ray.core.location import parse_location
 from megamind_ray.io.http_source import HttpSource
-from megamind_ray.io.location import parse_location
 from megamind_ray.io.opening import open_location
 from megamind_ray.testing.fault_server import Answer, Fault, FaultProxy, FaultServer, Request, scripted
 from megamind_ray.testing.range_server import RangeServer

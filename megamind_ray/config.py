@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from megamind_ray.core.location import parse_location
 from megamind_ray.core.profile import Machine, Profile, parse_profile
 from megamind_ray.errors import RequestError
 from megamind_ray.units import GIB, KIB, MIB, format_bytes, parse_bytes
@@ -54,6 +55,13 @@ def _require(ok: bool, field_name: str, value: object, remedy: str) -> None:
         raise RequestError(f"config {field_name} = {value!r}: {remedy}")
 
 
+def _absolute_mirror(base: str) -> str:
+    try:
+        return parse_location(base).uri
+    except RequestError as error:
+        raise RequestError(f"config io.mirrors: {error.message}") from error
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IoConfig:
     """Reading from storage.
@@ -68,13 +76,14 @@ class IoConfig:
         direct: Whether local files are read past the page cache (``O_DIRECT``): ``auto`` where their bytes are not in
             it, ``always``, or ``never``.
         mirrors: Folders or URIs with the same files; asked, in this order, where the checkpoint's own storage fails.
+            Kept as absolute paths, of the working directory of who made the configuration: workers have others.
     """
 
     chunk_bytes: int = 8 * MIB
     extent_bytes: int = 32 * MIB
     max_gap_bytes: int = 4 * KIB
     remote_gap_bytes: int = MIB
-    read_threads: int = 4
+    read_threads: int = 8
     remote_threads: int = 16
     direct: DirectMode = "auto"
     mirrors: tuple[str, ...] = ()
@@ -99,6 +108,7 @@ class IoConfig:
         modes = get_args(DirectMode)
         _require(self.direct in modes, "io.direct", self.direct, f"take {', '.join(modes)}")
         _require(all(self.mirrors), "io.mirrors", self.mirrors, "name a folder or URI in each")
+        object.__setattr__(self, "mirrors", tuple(map(_absolute_mirror, self.mirrors)))
 
     def is_remote(self, root: str) -> bool:
         """Whether ``root``, which is ``Manifest.root``, is behind a network."""
@@ -467,6 +477,7 @@ def aws_environment(environ: Mapping[str, str] | None = None) -> AwsEnvironment:
     """The AWS tools' own variables."""
     env = os.environ if environ is None else environ
     home = Path(env.get("HOME") or "/")
+    # By os.path: Path.exists raises where a folder may not be looked into, as /root for another user of a container.
     files = [
         Path(env.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws/credentials"),
         Path(env.get("AWS_CONFIG_FILE") or home / ".aws/config"),
@@ -475,7 +486,7 @@ def aws_environment(environ: Mapping[str, str] | None = None) -> AwsEnvironment:
     return AwsEnvironment(
         variables=frozenset((name, value) for name, value in env.items() if name.startswith("AWS_")),
         endpoint=env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or None,
-        needs_files=bool(env.get("AWS_PROFILE")) or (not given and any(path.exists() for path in files)),
+        needs_files=bool(env.get("AWS_PROFILE")) or (not given and any(map(os.path.exists, files))),
     )
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from megamind_ray.config import Config, load_config, ray_address
 from megamind_ray.core.ids import model_name
+from megamind_ray.core.location import parse_location
 from megamind_ray.core.parallel import Parallel, Rule
 from megamind_ray.core.progress import Progress
 from megamind_ray.core.report import LoadReport
 from megamind_ray.errors import RequestError
-from megamind_ray.io.location import parse_location
 from megamind_ray.units import parse_bytes
 
 if TYPE_CHECKING:

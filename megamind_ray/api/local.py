@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megamind_ray.api.arena import Arena
+from megamind_ray.api.arena import Arena, memory_of
 from megamind_ray.config import Config, load_config
+from megamind_ray.core.location import parse_location
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.engine.state_dict import load_tensors
 from megamind_ray.errors import RequestError
 from megamind_ray.io import open_manifest
-from megamind_ray.io.location import parse_location
 
 if TYPE_CHECKING:
     import torch
@@ -162,7 +162,7 @@ def _load(
     if arena is None:
         return load_tensors(manifest, infos, device or "cpu", config, raw=raw).tensors
     arena.require_device(device)
-    return load_tensors(manifest, infos, arena.device, config, arena=arena.memory, raw=raw).tensors
+    return load_tensors(manifest, infos, arena.device, config, arena=memory_of(arena), raw=raw).tensors
 
 
 def _names_file(path: Uri, manifest: Manifest) -> bool:

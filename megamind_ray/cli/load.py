@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -91,58 +93,61 @@ def load_command(
     """
     with Output(as_json) as output, terminated_as_interrupt():
         # Before anything is started: mistakes in options and files.
-        from megamind_ray.api.cluster import connect
-        from megamind_ray.cli.progress import LoadProgress
         from megamind_ray.config import load_config
         from megamind_ray.core.parallel import Parallel
-        from megamind_ray.io.location import parse_location
         from megamind_ray.planning import load_rules
         from megamind_ray.report.tables import report_tables
 
-        parallel = Parallel(tp=tp, pp=pp, dp=dp, ep=ep)
-        # Absolute: nodes have working directories of their own.
-        mirrors = [parse_location(base).uri for base in mirror or ()]
-        settings = load_config(config, {"io": {"mirrors": mirrors}} if mirrors else None, profile=False)
-        user_rules = load_rules(rules) if rules is not None else ()
+        wanted: dict[str, Any] = {
+            "parallel": Parallel(tp=tp, pp=pp, dp=dp, ep=ep),
+            "name": name,
+            "keep": keep,
+            "rules": load_rules(rules) if rules is not None else (),
+            "allow_replication": allow_replication,
+            "sidecar": sidecar,
+        }
+        fleet_options: dict[str, Any] = {
+            "num_gpus": num_gpus,
+            "device_memory": device_memory,
+            "lifetime": "detached" if detach else "job",
+            "fleet": fleet,
+            "pool": pool,
+            "config": load_config(config, {"io": {"mirrors": mirror}} if mirror else None, profile=False),
+        }
         _require_writable(report)
-        cluster = connect(
-            address,
-            num_gpus=num_gpus,
-            device_memory=device_memory,
-            lifetime="detached" if detach else "job",
-            fleet=fleet,
-            pool=pool,
-            config=settings,
-        )
-        # Anew: connecting let Ray put a handler of its own in place, which aborts the process.
-        with cluster, terminated_as_interrupt(), LoadProgress() as progress:
-            try:
-                model = cluster.load(
-                    uri,
-                    parallel=parallel,
-                    name=name,
-                    keep=keep,
-                    rules=user_rules,
-                    allow_replication=allow_replication,
-                    sidecar=sidecar,
-                    on_progress=progress.show,
-                )
-            except CapacityError as error:
-                if progress.moving:
-                    mark_started(error)
-                raise
+        measured = _load(uri, wanted, address, fleet_options)
         written: list[str] = []
         if report is not None:
-            _write_report(report, model.report)
+            _write_report(report, measured)
             written = [f"report written to {report.absolute()}"]
-        output.emit(model.report.to_json(), report_tables(model.report), written)
+        output.emit(measured.to_json(), report_tables(measured), written)
+
+
+def _load(uri: str, wanted: Mapping[str, Any], address: str | None, fleet_options: Mapping[str, Any]) -> LoadReport:
+    """Connects, loads, and gives the model back, unless the fleet is to stay."""
+    from megamind_ray.api.cluster import connect
+    from megamind_ray.cli.progress import LoadProgress
+
+    cluster = connect(address, **fleet_options)
+    # Anew: connecting let Ray put a handler of its own in place, which aborts the process.
+    with cluster, terminated_as_interrupt(), LoadProgress() as progress:
+        try:
+            return cluster.load(uri, **wanted, on_progress=progress.show).report
+        except CapacityError as error:
+            if progress.moving:
+                mark_started(error)
+            raise
 
 
 def _require_writable(report: Path | None) -> None:
-    if report is not None and report.is_dir():
+    if report is None:
+        return
+    folder = report.absolute().parent
+    # By os.path, which does not fail in a folder that may not be looked into.
+    if os.path.isdir(report):  # noqa: PTH112
         raise RequestError(f"--report {report}: is a folder; give the name of a file")
-    if report is not None and not report.absolute().parent.is_dir():
-        raise RequestError(f"--report {report}: there is no folder {report.absolute().parent}; make it first")
+    if not os.path.isdir(folder):  # noqa: PTH112
+        raise RequestError(f"--report {report}: there is no folder {folder} for this user; make it first")
 
 
 def _write_report(path: Path, report: LoadReport) -> None:

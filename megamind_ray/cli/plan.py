@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from megamind_ray.cli.options import AllowReplication, AsJson, ConfigFile, Dp, Ep, Pp, RulesFile, Tp, Uri, examples
 from megamind_ray.cli.output import Output
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from megamind_ray.core.plan import Plan
 
 __all__ = ["EXAMPLES", "plan_command"]
 
@@ -47,16 +53,13 @@ def plan_command(
     Needs no cluster. Without --topology the plan is made for nodes of eight 80 GiB GPUs.
     """
     with Output(as_json) as output:
-        from rich.console import Group, RenderableType
+        from rich.console import Group
         from rich.text import Text
 
         from megamind_ray.api.plan import plan
         from megamind_ray.config import load_config
         from megamind_ray.core.parallel import Parallel
         from megamind_ray.planning import load_rules
-        from megamind_ray.report.summary import summarize_plan
-        from megamind_ray.report.tables import plan_tables
-        from megamind_ray.report.terminal import printable
 
         made = plan(
             uri,
@@ -67,17 +70,26 @@ def plan_command(
             allow_replication=allow_replication,
             config=load_config(config, profile=False),
         )
-        summary = summarize_plan(made)
         hardware = "nominal nodes of eight 80 GiB GPUs" if topology is None else str(topology)
-        document: dict[str, Any] = {**summary.to_json(), "topology": hardware}
-        if explain:
-            document["explained"] = {tensor: made.explain(tensor) for tensor in explain}
-            answers = "\n\n".join(printable(answer, keep="\n") for answer in document["explained"].values())
-            parts: list[RenderableType] = [Text(answers)]
-        else:
-            parts = [Text(f"planned for {hardware}\n"), plan_tables(summary)]
+        document, parts = _told(made, hardware, explain or [])
         if save is not None:
             made.save(save)
             document["saved"] = str(save)
             parts.append(Text(f"\nplan saved in {save}"))
         output.emit(document, Group(*parts))
+
+
+def _told(made: Plan, hardware: str, explain: Sequence[str]) -> tuple[dict[str, Any], list[RenderableType]]:
+    """A plan, or where some of its tensors go, as a document and in words."""
+    from rich.text import Text
+
+    from megamind_ray.report.summary import summarize_plan
+    from megamind_ray.report.tables import plan_tables
+    from megamind_ray.report.terminal import printable
+
+    summary = summarize_plan(made)
+    document: dict[str, Any] = {**summary.to_json(), "topology": hardware}
+    if not explain:
+        return document, [Text(f"planned for {hardware}\n"), plan_tables(summary)]
+    document["explained"] = {tensor: made.explain(tensor) for tensor in explain}
+    return document, [Text("\n\n".join(printable(answer, keep="\n") for answer in document["explained"].values()))]

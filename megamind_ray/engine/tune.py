@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from megamind_ray.core.location import parse_location
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.profile import Measured
 from megamind_ray.device.memory import host_memory
@@ -20,7 +21,6 @@ from megamind_ray.engine.tune_sample import MIN_SAMPLE_BYTES, take_sample, tempo
 from megamind_ray.engine.tune_search import Clock, Search, Values, compare, search, spread
 from megamind_ray.errors import MegamindError
 from megamind_ray.io import open_manifest
-from megamind_ray.io.location import parse_location
 from megamind_ray.units import MIB, format_bytes, format_duration
 
 __all__ = ["tune"]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from megamind_ray.config import Config
+from megamind_ray.core.location import parse_location
 from megamind_ray.core.profile import Measured, Profile
 from megamind_ray.engine.tune_device import CopyTuning
 from megamind_ray.engine.tune_profile import profile_of
 from megamind_ray.engine.tune_sample import MIN_SAMPLE_BYTES
 from megamind_ray.engine.tune_search import Comparison, Pairs, Trial, Values
 from megamind_ray.errors import RequestError
-from megamind_ray.io.location import parse_location
 from megamind_ray.units import GIB, format_bytes
 
 __all__ = ["TuneRequest", "TuneResult", "shown_value"]

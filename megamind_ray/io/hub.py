@@ -6,9 +6,9 @@ import importlib
 from typing import Any
 
 from megamind_ray.config import RetryConfig
+from megamind_ray.core.location import Location
 from megamind_ray.io.filesystems import call_filesystem, fsspec_filesystem
 from megamind_ray.io.http_source import HttpSource
-from megamind_ray.io.location import Location
 from megamind_ray.io.retry import request_bound_s
 from megamind_ray.io.source import Source, storage_errors
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from megamind_ray.config import IoConfig, RetryConfig
+from megamind_ray.core.location import Location, parse_location
 from megamind_ray.core.manifest import FileInfo
 from megamind_ray.errors import IntegrityError
 from megamind_ray.io.filesystems import fsspec_filesystem
 from megamind_ray.io.local_source import LocalSource
-from megamind_ray.io.location import Location, parse_location
 from megamind_ray.io.remote_source import FsspecSource
 from megamind_ray.io.s3 import open_s3
 from megamind_ray.io.source import FileVersion, Source, storage_errors

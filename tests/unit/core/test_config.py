@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from megamind_ray.config import (
     PoolConfig,
     RetryConfig,
     RoutingConfig,
+    aws_environment,
     load_config,
     ray_address,
 )
@@ -135,3 +138,36 @@ def test_a_mistyped_variable_is_refused(name: str) -> None:
 def test_values_out_of_bounds_are_named_with_a_remedy(kind: type, values: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError, match=f"^config {field} = .*: .*(take|must be|0 to)"):
         kind(**values)
+
+
+@pytest.mark.parametrize("way", ["file", "environment", "argument", "class"])
+def test_mirrors_are_of_the_folder_where_the_configuration_was_made(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bases = ["copies/m", "s3://b/m/", "~/m"]
+    file = tmp_path / "config.toml"
+    file.write_text(f"[io]\nmirrors = {bases}\n")
+    monkeypatch.setenv("HOME", "/home/ada")
+    made = {
+        "file": lambda: load_config(file, environ={}),
+        "environment": lambda: load_config(environ={"MEGAMIND_IO_MIRRORS": ",".join(bases)}),
+        "argument": lambda: load_config(overrides={"io": {"mirrors": bases}}, environ={}),
+        "class": lambda: Config(io=IoConfig(mirrors=tuple(bases))),
+    }[way]()
+
+    monkeypatch.chdir("/")
+    sent = pickle.loads(pickle.dumps(made))
+
+    assert sent.io.mirrors == (str(tmp_path / "copies/m"), "s3://b/m", "/home/ada/m")
+    assert replace(sent.io, chunk_bytes=1 << 20).mirrors == sent.io.mirrors
+
+
+def test_a_mirror_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"config io\.mirrors: ftp://h/m: ftp:// is not supported"):
+        IoConfig(mirrors=("ftp://h/m",))
+
+
+def test_a_home_that_cannot_be_looked_into_has_no_files_of_the_aws_tools() -> None:
+    # A name too long is refused to every user; a folder without permission not to root.
+    assert not aws_environment({"HOME": "/" + "x" * 300}).needs_files
