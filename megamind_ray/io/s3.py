@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
 from megamind_ray.config import AwsEnvironment, IoConfig, RetryConfig, aws_environment
+from megamind_ray.core.location import Location
 from megamind_ray.errors import RequestError
-from megamind_ray.io.location import Location
 from megamind_ray.io.retry import request_bound_s
 from megamind_ray.io.s3_source import ObstoreSource, S3fsSource
 from megamind_ray.io.source import Source
@@ -24,10 +26,14 @@ __all__ = ["open_s3", "s3_client_name", "s3_filesystem"]
 
 _CREDENTIALS_TTL: Final = timedelta(minutes=5)
 _INSTALL: Final = "run: pip install 'megamind-ray[s3]'"
+_first_user: int | None = None
+"""The process that started the threads of obstore. One that was forked from it has none, and would wait for ever."""
 
 
 def s3_client_name(environment: AwsEnvironment | None = None) -> str:
     """``obstore`` or ``s3fs``: the best that is installed and can use the credentials that are set up.
+
+    In a process that was forked from one that had used obstore, obstore does not work.
 
     Raises:
         RequestError: None is installed that can.
@@ -38,11 +44,17 @@ def s3_client_name(environment: AwsEnvironment | None = None) -> str:
     has_s3fs = _installed("s3fs")
     if has_s3fs and fsspec.config.conf.get("s3"):
         return "s3fs"
+    is_forked = _first_user not in (None, os.getpid())
     # Without botocore, obstore knows no profiles and no files with credentials.
-    if _installed("obstore") and (_installed("botocore") or not environment.needs_files):
+    if _installed("obstore") and not is_forked and (_installed("botocore") or not environment.needs_files):
         return "obstore"
     if has_s3fs:
         return "s3fs"
+    if is_forked:
+        raise RequestError(
+            f"s3://: was read by process {_first_user}, from which this one was forked: its client does not work here; "
+            "start processes with spawn (multiprocessing.set_start_method('spawn')), or install s3fs"
+        )
     if _installed("obstore"):
         raise RequestError(f"s3://: credentials are in files of the AWS tools, which need botocore; {_INSTALL}")
     raise RequestError(f"s3:// needs a package that is not installed (obstore or s3fs); {_INSTALL}")
@@ -145,21 +157,26 @@ def _botocore_settings() -> dict[str, Any]:
         raise RequestError(f"s3://: the settings of the AWS tools cannot be used: {error}; correct them") from error
 
 
+def _obstore(module: str) -> Any:
+    global _first_user
+    _first_user = os.getpid()
+    return importlib.import_module(module)
+
+
 @lru_cache(maxsize=16)
 def _store(environment: AwsEnvironment, bucket: str, retry: RetryConfig, request_s: float) -> Any:
     """A client for one bucket. A changed environment gives a new one, which is how the variables are read again."""
-    store: Any = importlib.import_module("obstore.store")
+    store: Any = _obstore("obstore.store")
     return store.S3Store(bucket, **_settings(environment, retry, request_s))
 
 
 @lru_cache(maxsize=4)
 def _looking_filesystem(environment: AwsEnvironment, retry: RetryConfig, request_s: float) -> Any:
-    filesystems: Any = importlib.import_module("obstore.fsspec")
+    filesystems: Any = _obstore("obstore.fsspec")
     return filesystems.FsspecStore("s3", skip_instance_cache=True, **_settings(environment, retry, request_s))
 
 
-@lru_cache(maxsize=4)
-def _s3fs(_environment: AwsEnvironment, retry: RetryConfig) -> Any:
+def _new_s3fs(_environment: AwsEnvironment, retry: RetryConfig) -> Any:
     s3fs: Any = importlib.import_module("s3fs")
     filesystem = s3fs.S3FileSystem(
         skip_instance_cache=True,
@@ -173,3 +190,19 @@ def _s3fs(_environment: AwsEnvironment, retry: RetryConfig) -> Any:
     filesystem.retries = 1  # its own, around those of botocore
     filesystem.connect()  # reads models of the API for a second: not part of any request
     return filesystem
+
+
+_s3fs: Callable[[AwsEnvironment, RetryConfig], Any] = lru_cache(maxsize=4)(_new_s3fs)
+# Clients of the process that this one was forked from. Let go, they would tell the kernel, with which both processes
+# have one list of sockets, to wake nobody any more for theirs.
+_left_alone: list[object] = []
+
+
+def _begin_anew() -> None:
+    """In a child: connections are the parent's, and so is the thread that s3fs works on."""
+    global _s3fs
+    _left_alone.append(_s3fs)
+    _s3fs = lru_cache(maxsize=4)(_new_s3fs)
+
+
+os.register_at_fork(after_in_child=_begin_anew)

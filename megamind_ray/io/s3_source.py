@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -37,7 +38,7 @@ class ObstoreSource(VersionedSource):
 
     def __init__(self, store: Any, key: str, uri: str) -> None:
         self._obstore: Any = importlib.import_module("obstore")
-        self._store, self._key = store, key
+        self._store, self._key, self._process = store, key, os.getpid()
         with storage_errors(uri), _obstore_errors(uri):
             version = _version(self._obstore.head(store, key))
         super().__init__(uri, version)
@@ -52,6 +53,7 @@ class ObstoreSource(VersionedSource):
 
     def current_version(self) -> FileVersion:
         """State of the object now."""
+        _require_process(self._process, self.uri)
         with storage_errors(self.uri), _obstore_errors(self.uri):
             return _version(self._obstore.head(self._store, self._key))
 
@@ -63,6 +65,7 @@ class ObstoreSource(VersionedSource):
         self.require_inside(offset, view.nbytes)
         if view.nbytes == 0:
             return 0
+        _require_process(self._process, self.uri)
         done, value = 0, 0
         with storage_errors(self.uri), _obstore_errors(self.uri):
             options = {"range": (offset, offset + view.nbytes)}
@@ -97,7 +100,7 @@ class S3fsSource(VersionedSource):
     """
 
     def __init__(self, filesystem: Any, bucket: str, key: str, uri: str, retry: RetryConfig) -> None:
-        self._filesystem, self._retry = filesystem, retry
+        self._filesystem, self._retry, self._process = filesystem, retry, os.getpid()
         self._object = {"Bucket": bucket, "Key": key}
         self._sync: Any = importlib.import_module("fsspec.asyn").sync
         with storage_errors(uri):
@@ -110,6 +113,7 @@ class S3fsSource(VersionedSource):
         self.require_inside(offset, view.nbytes)
         if view.nbytes == 0:
             return
+        _require_process(self._process, self.uri)
         end = offset + view.nbytes
         with storage_errors(self.uri):
             bound_s = request_bound_s(self._retry, view.nbytes)
@@ -123,6 +127,7 @@ class S3fsSource(VersionedSource):
 
     def current_version(self) -> FileVersion:
         """State of the object now."""
+        _require_process(self._process, self.uri)
         with storage_errors(self.uri):
             return self._ask_version()
 
@@ -143,6 +148,14 @@ class S3fsSource(VersionedSource):
         answer = await self._filesystem._call_s3("get_object", **self._object, Range=f"bytes={begin}-{end - 1}")
         async with answer["Body"] as body:
             return answer, await body.read()
+
+
+def _require_process(process: int, uri: str) -> None:
+    if process != os.getpid():
+        raise RequestError(
+            f"{uri}: was opened by process {process}, from which this one was forked, and cannot be read here; open it "
+            "after the fork, or start processes with spawn (multiprocessing.set_start_method('spawn'))"
+        )
 
 
 def _version(meta: Any) -> FileVersion:

@@ -1,6 +1,7 @@
 """Objects of an S3 API (moto's server on loopback), through a proxy that misbehaves when told to."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 
 from megamind_ray.config import IoConfig, RetryConfig, aws_environment
+from megamind_ray.core.location import parse_location
 from megamind_ray.errors import IntegrityError, MegamindError, RequestError, SourceError
 from megamind_ray.io import ReadCounters, Source, crc32, open_manifest, read_with_retry, write_sidecar
-from megamind_ray.io.location import parse_location
 from megamind_ray.io.opening import open_location
 from megamind_ray.io.s3 import s3_client_name
 from megamind_ray.io.s3_source import ObstoreSource, S3fsSource
@@ -389,3 +390,53 @@ class TestChoice:
 
         assert aws_environment({"HOME": str(tmp_path), **variables}).needs_files is needs_files
         assert aws_environment({"HOME": "/nowhere"}).needs_files is False
+
+
+# Reads an object, forks, and says what the child can do with it.
+_FORKING = """
+import os, sys
+from megamind_ray.config import IoConfig, RetryConfig
+from megamind_ray.core.location import parse_location
+from megamind_ray.errors import RequestError
+from megamind_ray.io.opening import open_location
+
+def begin_of(source):
+    buffer = bytearray(8)
+    source.read_into(0, memoryview(buffer))
+    return bytes(buffer)
+
+def opened():
+    return open_location(parse_location("s3://models/d/data.bin"), io=IoConfig(), retry=RetryConfig(request_s=10.0))
+
+def said(action):
+    try:
+        return action()
+    except RequestError as error:
+        return str(error)
+
+source = opened()
+begin_of(source)
+child = os.fork()
+if child == 0:
+    print(said(lambda: begin_of(source)))
+    print(said(lambda: (type(opened()).__name__, begin_of(opened()))))
+    sys.modules["s3fs"] = None
+    print(said(opened), flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(type(source).__name__, begin_of(source))
+"""
+
+
+def test_in_a_forked_process_obstore_is_not_waited_for(proxy: FaultProxy) -> None:
+    pytest.importorskip("s3fs")
+    result = subprocess.run(
+        [sys.executable, "-c", _FORKING], capture_output=True, text=True, timeout=60, check=False, env=os.environ
+    )
+
+    assert result.returncode == 0, result.stderr
+    old, new, without, parent = result.stdout.splitlines()
+    assert "s3://models/d/data.bin: was opened by process" in old
+    assert new == str(("S3fsSource", DATA[:8]))
+    assert "start processes with spawn" in without
+    assert parent == f"ObstoreSource {DATA[:8]}"
