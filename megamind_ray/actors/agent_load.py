@@ -243,6 +243,7 @@ class AgentLoad:
                 num_threads=self._config.io.reads_in_flight(job.program.files.root),
                 name=f"read-{self.load}",
                 stop=self._stop,
+                on_failure=job.reader.stop,
             )
         except ClusterError:
             if not self._stop.is_set():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from megamind_ray.errors import IntegrityError, MegamindError, RequestError, Sou
 from megamind_ray.io.counters import ReadCounters, ReadKind
 from megamind_ray.io.retry import read_with_retry
 from megamind_ray.io.source import Source
+from megamind_ray.io.stop import StopSignal
 
 __all__ = ["ChunkReader", "tensors_in"]
 
@@ -29,6 +29,7 @@ class _Piece:
 
     Attributes:
         file, begin, end: Which bytes.
+        stop: Whether they are wanted still.
         kind: What the next read counts as.
         failures: By base, why its bytes could not be used.
     """
@@ -36,6 +37,7 @@ class _Piece:
     file: int
     begin: int
     end: int
+    stop: StopSignal
     kind: ReadKind = ReadKind.PAYLOAD
     failures: dict[int, MegamindError] = field(default_factory=dict)
 
@@ -49,7 +51,6 @@ class ChunkReader:
         retry: Bounds.
         counters: Where reads are counted.
         note: Takes what went wrong and was dealt with.
-        stop: Set from outside, it cuts the waits between attempts short, and no further source is asked.
     """
 
     def __init__(
@@ -60,17 +61,17 @@ class ChunkReader:
         *,
         counters: ReadCounters,
         note: Callable[[Fault], None],
-        stop: threading.Event,
     ) -> None:
         self._files = files
         self._sources = sources
         self._retry = retry
         self._counters = counters
         self._note = note
-        self._stop = stop
 
-    def read(self, file: int, begin: int, end: int, buffer: Bytes) -> bool:
+    def read(self, file: int, begin: int, end: int, buffer: Bytes, stop: StopSignal) -> bool:
         """Fills a buffer with a chunk or part of one.
+
+        Once ``stop`` is set, what fails is not tried again, and no further source is asked.
 
         Returns:
             Whether it was checked against a reference.
@@ -79,13 +80,13 @@ class ChunkReader:
             IntegrityError: No source has the bytes that it should.
             SourceError, RequestError: No source gives any.
         """
-        piece = _Piece(file, begin, end)
+        piece = _Piece(file, begin, end, stop)
         for base in self._sources.order(file):
             try:
                 is_proven = self._read_from(base, piece, buffer)
             except (IntegrityError, RequestError, SourceError) as error:
                 piece.failures[base] = error
-                if self._stop.is_set():
+                if stop.is_set():
                     break
                 continue
             if not is_proven:
@@ -133,8 +134,9 @@ class ChunkReader:
             self._read_once(base, source, piece, begin, buffer, summed=False)
             self._sources.count(base, failed=False)
             return False
-        found = 0
-        for reads in range(1, self._retry.attempts + 1):
+        found = reads = 0
+        while reads == 0 or (reads < self._retry.attempts and not piece.stop.is_set()):
+            reads += 1
             # After a mismatch past the cache: a copy in memory that is wrong would be wrong again.
             found = self._read_once(base, source, piece, begin, buffer, summed=True, past_cache=reads > 1)
             self._sources.count(base, failed=found != expected)
@@ -147,7 +149,7 @@ class ChunkReader:
         self._sources.require_unchanged(source)
         raise _MismatchError(
             f"CRC-32 is {found:08x}, recorded in {self._files.reference_origin} is {expected:08x}, also after "
-            f"{self._retry.attempts} reads",
+            f"{'1 read' if reads == 1 else f'{reads} reads'}",
             file=source.uri,
         )
 
@@ -169,7 +171,7 @@ class ChunkReader:
             nonlocal num_retries
             num_retries += 1
             self._sources.count(base, failed=True)
-            self._stop.wait(seconds)
+            piece.stop.wait(seconds)
 
         kind, piece.kind = piece.kind, ReadKind.RETRIED
         found = read_with_retry(
@@ -182,6 +184,7 @@ class ChunkReader:
             summed=summed,
             past_cache=past_cache,
             sleep=wait,
+            stopped=piece.stop.is_set,
         )
         if num_retries:
             action = f"read in attempt {num_retries + 1}"

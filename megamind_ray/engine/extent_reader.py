@@ -12,11 +12,12 @@ from megamind_ray.core.program import FileTable
 from megamind_ray.core.report import Fault, Verified
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.chunk_reader import ChunkReader, tensors_in
-from megamind_ray.engine.file_sources import FileSources, SourceOpener
+from megamind_ray.engine.file_sources import OWN, FileSources, SourceOpener
 from megamind_ray.engine.staging import StagingRing
-from megamind_ray.errors import masked
+from megamind_ray.errors import ClusterError, masked
 from megamind_ray.io.counters import ReadCounters
 from megamind_ray.io.request_pool import run_requests
+from megamind_ray.io.stop import Stop, StopSignal
 
 __all__ = ["ExtentReader", "SourceOpener", "StagedExtent", "tensors_in"]
 
@@ -45,7 +46,7 @@ class ExtentReader:
         ring: Staging buffers; by default one per reading thread.
         counters: Where reads are counted.
         opener: Opens a file; the default is ``io.open_source``.
-        stop: Set from outside, it cuts the waits between attempts short.
+        stop: Set from outside, it does what ``stop`` does.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class ExtentReader:
         ring: StagingRing | None = None,
         counters: ReadCounters | None = None,
         opener: SourceOpener | None = None,
-        stop: threading.Event | None = None,
+        stop: StopSignal | None = None,
     ) -> None:
         self.files = files
         self.counters = counters if counters is not None else ReadCounters()
@@ -64,11 +65,9 @@ class ExtentReader:
         self._ring = ring if ring is not None else StagingRing(config.io.reads_in_flight(files.root))
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
-        stop = stop if stop is not None else threading.Event()
-        self._sources = FileSources(files, config, note=self._note, stop=stop, opener=opener)
-        self._chunks = ChunkReader(
-            files, self._sources, config.retry, counters=self.counters, note=self._note, stop=stop
-        )
+        self._stop = Stop(stop)
+        self._sources = FileSources(files, config, note=self._note, stop=self._stop, opener=opener)
+        self._chunks = ChunkReader(files, self._sources, config.retry, counters=self.counters, note=self._note)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -105,18 +104,27 @@ class ExtentReader:
 
         Raises:
             IntegrityError, SourceError, RequestError: As for ``staged``.
+            ClusterError: It was stopped before all had been asked for.
         """
+        stop = Stop(self._stop)  # chunks that are read side by side end together
 
         def read(piece: tuple[int, int]) -> bool:
             first, last = piece
-            return self._chunks.read(file, first, last, buffer[first - begin : last - begin])
+            if stop.is_set():
+                uri = self._sources.uri(OWN, file)
+                raise ClusterError(f"{uri}: stopped before all was done, at bytes [{first}, {last})")
+            return self._chunks.read(file, first, last, buffer[first - begin : last - begin], stop)
 
         pieces = self.pieces(file, begin, end)
         if self._remote_threads is None:
             checked = [read(piece) for piece in pieces]
         else:
-            checked = run_requests(read, pieces, num_in_flight=self._remote_threads)
+            checked = run_requests(read, pieces, num_in_flight=self._remote_threads, on_failure=stop.set)
         return "reference" if all(checked) else "transit"
+
+    def stop(self) -> None:
+        """Ends reads that are under way: what fails is not tried again, nothing new is asked for. For good."""
+        self._stop.set()
 
     def check_unchanged(self, file: int | None = None) -> None:
         """Compares a file that was read, or all of them, with when they were opened.

@@ -9,16 +9,17 @@ from dataclasses import replace
 from functools import partial
 
 from megamind_ray.config import Config
+from megamind_ray.core.location import parse_location
 from megamind_ray.core.manifest import FileInfo
 from megamind_ray.core.program import FileTable
 from megamind_ray.core.report import Fault
 from megamind_ray.engine.quarantine import Quarantine
 from megamind_ray.errors import IntegrityError, MegamindError, RequestError, SourceError
 from megamind_ray.io.digests import FileDigest, file_digest, planned_digest
-from megamind_ray.io.location import parse_location
 from megamind_ray.io.opening import open_source
 from megamind_ray.io.retry import call_with_retry
 from megamind_ray.io.source import Source
+from megamind_ray.io.stop import StopSignal
 
 __all__ = ["OWN", "FileSources", "SourceOpener"]
 
@@ -34,7 +35,7 @@ class FileSources:
         files: What to read from.
         config: Mirrors, bounds of retries, when a base is put in quarantine.
         note: Takes what went wrong and was dealt with.
-        stop: Set from outside, it cuts the waits between attempts short.
+        stop: Set from outside, what fails is not tried again.
         opener: Opens a file; the default is ``io.open_source``.
     """
 
@@ -44,11 +45,10 @@ class FileSources:
         config: Config,
         *,
         note: Callable[[Fault], None],
-        stop: threading.Event,
+        stop: StopSignal,
         opener: SourceOpener | None = None,
     ) -> None:
-        mirrors = (parse_location(mirror).uri for mirror in config.io.mirrors)
-        self.bases = tuple(dict.fromkeys((files.root, *mirrors)))
+        self.bases = tuple(dict.fromkeys((files.root, *config.io.mirrors)))
         self._files = files
         self._retry = config.retry
         self._note = note
@@ -116,7 +116,8 @@ class FileSources:
             uri=self.uri(base, file),
             what="opening it",
             retry=self._retry,
-            sleep=self._wait,
+            sleep=self._stop.wait,
+            stopped=self._stop.is_set,
         )
         with self._lock:
             self._sources[base, file] = opened
@@ -200,7 +201,8 @@ class FileSources:
             uri=source.uri,
             what="checking that it did not change",
             retry=self._retry,
-            sleep=self._wait,
+            sleep=self._stop.wait,
+            stopped=self._stop.is_set,
         )
 
     def close(self) -> None:
@@ -209,9 +211,6 @@ class FileSources:
             sources, self._sources = self._sources, {}
         for source in sources.values():
             source.close()
-
-    def _wait(self, seconds: float) -> None:
-        self._stop.wait(seconds)
 
     def _expected(self, base: int, file: int) -> FileInfo:
         info = self._files.files[file]
@@ -232,7 +231,7 @@ class FileSources:
             if base == OWN and not is_open:  # it may not be the planned file any more: believe the manifest alone
                 found = None if location.is_local else planned_digest(location, self._files.files[file].etag)
             else:
-                found = file_digest(location, retry=self._retry)
+                found = file_digest(location, retry=self._retry, sleep=self._stop.wait, stopped=self._stop.is_set)
         except (RequestError, SourceError, IntegrityError):
             if base != OWN:
                 raise

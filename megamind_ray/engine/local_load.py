@@ -75,7 +75,6 @@ def load_plan(
     if len(arenas) != plan.parallel.world:
         raise RequestError(f"{len(arenas)} arenas for {plan.parallel.world} ranks; give one for each rank")
     started_at, started_s = datetime.now(UTC), time.perf_counter()
-    stop = stop if stop is not None else threading.Event()
     with contextlib.ExitStack() as on_error:
         sessions = []
         for rank, arena in enumerate(arenas):
@@ -90,8 +89,21 @@ def load_plan(
             for agent in agents:
                 readers.callback(agent.reader.close)
             transfer_s = time.perf_counter()
-            num_threads = config.io.reads_in_flight(manifest.root)
-            run_team(_work(agents, sessions), _call, num_threads=num_threads, name="local-load", stop=stop)
+
+            def end_reading() -> None:
+                for agent in agents:
+                    agent.reader.stop()
+                for session in sessions:
+                    session.stop()
+
+            run_team(
+                _work(agents, sessions),
+                _call,
+                num_threads=config.io.reads_in_flight(manifest.root),
+                name="local-load",
+                stop=stop,
+                on_failure=end_reading,
+            )
             for agent in agents:
                 agent.reader.check_unchanged()
         for session in sessions:
@@ -110,7 +122,7 @@ class _Agent:
         sessions: Sequence[RankSession],
         config: Config,
         opener: SourceOpener | None,
-        stop: threading.Event,
+        stop: threading.Event | None,
     ) -> None:
         self.program = program
         self.reader = ExtentReader(program.files, config, opener=opener, stop=stop)

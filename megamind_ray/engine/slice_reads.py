@@ -93,7 +93,6 @@ def read_slices(
     pieces = _cut(manifest, slices, files, config)
     cutter = _cutter(pieces)
     num_threads = max(1, min(config.io.reads_in_flight(manifest.root), len(pieces.begin)))
-    stop = stop if stop is not None else threading.Event()
     reader = ExtentReader(files, config, ring=StagingRing(num_threads, make_buffer), opener=opener, stop=stop)
     checks: list[Verified] = []
 
@@ -104,7 +103,14 @@ def read_slices(
 
     started_s = time.perf_counter()
     try:
-        run_team(range(len(pieces.begin)), read, num_threads=num_threads, name="slice-read", stop=stop)
+        run_team(
+            range(len(pieces.begin)),
+            read,
+            num_threads=num_threads,
+            name="slice-read",
+            stop=stop,
+            on_failure=reader.stop,
+        )
         # Each extent was followed by such a check; network file systems may cache what it asks for some seconds.
         reader.check_unchanged()
     finally:

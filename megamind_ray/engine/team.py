@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from megamind_ray.errors import ClusterError
+from megamind_ray.io.stop import StopSignal
 
 __all__ = ["run_team"]
 
 Item = TypeVar("Item")
+_LOOK_S: Final = 0.2
 
 
 def run_team(
@@ -19,34 +21,38 @@ def run_team(
     *,
     num_threads: int,
     name: str,
-    stop: threading.Event | None = None,
+    stop: StopSignal | None = None,
+    on_failure: Callable[[], None] = lambda: None,
 ) -> None:
     """Calls ``action`` for each item, in their order, ``num_threads`` at a time, and returns when all are done.
 
-    The first error ends the work: nobody takes a new item, and it is raised when the last thread has come back.
+    The first error ends the work: nobody takes a new item, and it is raised when the last thread has come back. So does
+    an interrupt; a second one is raised at once.
 
     Args:
         items: What to do; taken one by one.
         action: Must be safe to call from several threads.
         num_threads: At most so many at a time.
         name: Prefix of the threads' names.
-        stop: Set from outside, it ends the work early.
+        stop: Set from outside, it ends the work early. An error here does not set it: its owner was not stopped.
+        on_failure: Called (from any thread) at each error, before anybody is waited for: ends what the others are at,
+            which may be a server that says nothing.
 
     Raises:
         ClusterError: ``stop`` was set before all was done.
     """
-    team = _Team(iter(items), action, stop or threading.Event())
-    threads = [
-        threading.Thread(target=team.work, name=f"{name}-{number}", daemon=True) for number in range(1, num_threads)
-    ]
-    for thread in threads:
-        thread.start()
+    team = _Team(items, action, stop or threading.Event(), on_failure)
     # The caller works too: a team of one needs no thread, and an interrupt reaches it.
     try:
+        for number in range(1, num_threads):
+            team.start(f"{name}-{number}")
         team.work()
-    finally:
-        for thread in threads:
-            thread.join()
+        team.wait()
+    except BaseException as error:
+        if isinstance(team.error, KeyboardInterrupt):
+            raise  # the second one
+        team.fail(error)
+        team.wait()
     if team.error is not None:
         raise team.error
     if not team.exhausted:
@@ -54,13 +60,38 @@ def run_team(
 
 
 class _Team:
-    def __init__(self, items: Iterable[Item], action: Callable[[Item], None], stop: threading.Event) -> None:
+    def __init__(
+        self,
+        items: Iterable[Item],
+        action: Callable[[Item], None],
+        stop: StopSignal,
+        on_failure: Callable[[], None],
+    ) -> None:
         self._items = iter(items)
         self._action = action
         self._stop = stop
+        self._on_failure = on_failure
         self._lock = threading.Lock()
+        self._ended = threading.Condition()
+        self._num_threads = 0
         self.exhausted = False
         self.error: BaseException | None = None
+
+    def start(self, name: str) -> None:
+        """One more thread for the work."""
+        thread = threading.Thread(target=self._work_aside, name=name, daemon=True)
+        self._count(1)
+        try:
+            thread.start()
+        except BaseException:  # no more threads are to be had
+            self._count(-1)
+            raise
+
+    def wait(self) -> None:
+        """Until all other threads have come back; ``Thread.join`` takes one for ended once it was interrupted."""
+        with self._ended:
+            while self._num_threads:
+                self._ended.wait(_LOOK_S)  # an interrupt just before a wait does not end it
 
     def work(self) -> None:
         try:
@@ -72,8 +103,26 @@ class _Team:
                     return
                 self._action(item)  # type: ignore[arg-type]
         except BaseException as error:  # noqa: BLE001 - kept, and raised by run_team in the caller's thread
-            with self._lock:
-                self.error = self.error or error
+            self.fail(error)
+
+    def _work_aside(self) -> None:
+        try:
+            self.work()
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._ended:
+            self._num_threads += change
+            self._ended.notify()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends everybody's work; the first error is kept."""
+        with self._lock:
+            # An interrupt goes first: who asked for it is told that it was obeyed.
+            if self.error is None or not isinstance(error, Exception):
+                self.error = error
+        self._on_failure()
 
 
 _END = object()

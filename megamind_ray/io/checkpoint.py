@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from megamind_ray.config import IoConfig, RetryConfig
+from megamind_ray.core.location import Location, parse_location
 from megamind_ray.core.manifest import FileInfo, Manifest
 from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.core.tied import tied_names
 from megamind_ray.errors import IntegrityError, RequestError
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.layout import Layout, check_link, find_layout
-from megamind_ray.io.location import Location, parse_location
+from megamind_ray.io.request_pool import run_requests
 from megamind_ray.io.safetensors_header import LENGTH_BYTES, Header, header_end, parse_header
 from megamind_ray.io.sidecar import Sidecar, SidecarFile, parse_sidecar, sidecar_location, to_reference
 from megamind_ray.io.source import Source
@@ -83,7 +83,7 @@ def _find_sidecar(layout: Layout, sidecar: str | os.PathLike[str] | bool | None,
     else:
         location = parse_location(sidecar)
     if sidecar is None:
-        if not _has_file(location, browser):
+        if not browser.has_file(location):
             return None
     elif browser.kind(location) is PathKind.MISSING:
         raise RequestError(
@@ -106,8 +106,7 @@ def _read_files(layout: Layout, recorded: Sidecar | None, browser: Browser, num_
 
     if len(layout.paths) == 1:  # starting a thread takes longer than reading a header
         return [read((0, layout.paths[0]))]
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="megamind-headers") as pool:
-        return list(pool.map(read, enumerate(layout.paths)))
+    return run_requests(read, enumerate(layout.paths), num_in_flight=num_threads, on_failure=browser.stop.set)
 
 
 def _open_data_file(layout: Layout, path: str, browser: Browser) -> Source:
@@ -200,22 +199,9 @@ def _duplicate_error(layout: Layout, tensor: TensorInfo, first: str, second: str
     )
 
 
-def _has_file(location: Location, browser: Browser) -> bool:
-    """Whether there is a file that need not be there.
-
-    Storage where one may read but not list refuses to say that something is missing: there it is missing.
-    """
-    try:
-        return browser.kind(location) is PathKind.FILE
-    except RequestError as error:
-        if location.is_local or not isinstance(error.__cause__, PermissionError):
-            raise
-        return False
-
-
 def _read_config(layout: Layout, browser: Browser) -> Mapping[str, object]:
     location: Location = layout.root.join("config.json")
-    if not _has_file(location, browser):
+    if not browser.has_file(location):
         return {}
     check_link(layout.root, "config.json")
     try:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from megamind_ray.core.location import Location
 from megamind_ray.errors import IntegrityError, RequestError, listed
-from megamind_ray.io.location import Location
 from megamind_ray.io.safetensors_header import strict_json_object
 from megamind_ray.io.storage import Browser, Listing, PathKind
 
@@ -157,8 +157,11 @@ def _what_is_there(listing: Listing) -> str:
 
 
 def _probed_layout(folder: Location, browser: Browser) -> Layout:
-    """A folder on a web server, which has no listing: try the two names that Hugging Face uses."""
-    if browser.kind(folder.join(_MAIN_INDEX)) is PathKind.FILE:
+    """A folder on a web server, which has no listing: try the two names that Hugging Face uses.
+
+    The index need not be there, and some servers refuse to say so. If the file is refused too, that is the answer.
+    """
+    if browser.has_file(folder.join(_MAIN_INDEX)):
         return _index_layout(folder, _MAIN_INDEX, None, browser)
     if browser.kind(folder.join(_MAIN_FILE)) is PathKind.FILE:
         return Layout(root=folder, paths=(_MAIN_FILE,), weight_map={})

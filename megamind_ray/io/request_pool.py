@@ -14,26 +14,48 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def run_requests(action: Callable[[Item], Result], items: Iterable[Item], *, num_in_flight: int) -> list[Result]:
+def run_requests(
+    action: Callable[[Item], Result],
+    items: Iterable[Item],
+    *,
+    num_in_flight: int,
+    on_failure: Callable[[], None] = lambda: None,
+) -> list[Result]:
     """Calls ``action`` for each item in the process's pool; returns the results in order when all are done.
 
-    After an error nothing more is begun, and the error is raised when what had begun has ended: nobody writes to the
-    caller's buffers any more.
+    After an error nothing more is begun, and the first error is raised when what had begun has ended: nobody writes to
+    the caller's buffers any more.
 
     Args:
         action: One request, which has its own bound in time. Must not use the pool itself.
         items: What to ask for.
         num_in_flight: Size of the pool; callers with the same number share one.
+        on_failure: Called (from any thread, perhaps more than once) when one has failed, or the caller is interrupted:
+            ends what the others wait for.
     """
-    futures = [_pool(num_in_flight).submit(action, item) for item in items]
+    failures: list[BaseException] = []  # in the order of time: what ends because of the first one says less
+
+    def call(item: Item) -> Result:
+        try:
+            return action(item)
+        except BaseException as error:
+            failures.append(error)
+            on_failure()
+            raise
+
+    futures = [_pool(num_in_flight).submit(call, item) for item in items]
     try:
         wait(futures, return_when=FIRST_EXCEPTION)
+    except BaseException:
+        on_failure()
+        raise
     finally:
         for future in futures:
             future.cancel()
         wait(futures)
-    failed = next((future for future in futures if not future.cancelled() and future.exception() is not None), None)
-    return [failed.result()] if failed is not None else [future.result() for future in futures]
+    if failures:
+        raise failures[0]
+    return [future.result() for future in futures]
 
 
 @lru_cache(maxsize=8)

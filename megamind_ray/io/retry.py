@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 import tenacity
 
@@ -44,8 +44,9 @@ def call_with_retry(
     uri: str,
     what: str,
     retry: RetryConfig,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], object] = time.sleep,
     uniform: Callable[[], float] = random.random,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Calls until it works, at most ``retry.attempts`` times.
 
@@ -58,53 +59,81 @@ def call_with_retry(
         retry: Bounds.
         sleep: Waits that many seconds.
         uniform: Random number from 0 to 1, for the jitter.
+        stopped: Asked before each further attempt; once it says so there is none.
 
     Raises:
-        SourceError: It still fails after the last attempt.
+        SourceError: It still fails after the last attempt; it says how many there were.
         RequestError: No such file, or no permission.
     """
+    attempts = _Attempts(action, uri, stopped)
 
-    def wait_s(state: tenacity.RetryCallState) -> float:
-        ceiling = min(retry.max_wait_s, retry.first_wait_s * 2.0 ** (state.attempt_number - 1))
-        own_s = ceiling * (0.5 + 0.5 * uniform())  # at least half: readers that failed together come back apart
-        failure = state.outcome.exception() if state.outcome is not None else None
-        asked_s = failure.retry_after_s if isinstance(failure, BusyError) else None
-        return own_s if asked_s is None else min(retry.max_wait_s, asked_s + own_s)
-
-    attempts = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(retry.attempts),
-        wait=wait_s,
-        retry=tenacity.retry_if_exception_type(OSError),
-        sleep=sleep,
-        reraise=True,
-    )
-    number = 0
-    first_failure: OSError | None = None
-
-    def attempt() -> Result:
-        nonlocal number, first_failure
-        if first_failure is not None:
-            failure, first_failure = first_failure, None
-            raise failure
-        number += 1
-        with storage_errors(uri):
-            return action(number)
+    def pause(seconds: float) -> None:
+        sleep(seconds)
 
     try:
-        try:
-            return attempt()
-        except OSError as error:
-            # Told to tenacity only now: its bookkeeping takes as long as reading half a chunk from memory.
-            first_failure = error
-        return attempts(attempt)
+        if attempts.works_at_once():
+            return attempts.result
+        return tenacity.Retrying(
+            stop=lambda state: state.attempt_number >= retry.attempts or stopped(),
+            wait=lambda state: _wait_s(state, retry, uniform),
+            retry=tenacity.retry_if_exception_type(OSError),
+            sleep=pause,
+            reraise=True,
+        )(attempts)
     except OSError as error:
-        reason = str(error) or type(error).__name__
-        times = "once" if number == 1 else f"{number} times"
+        times = "once" if attempts.number == 1 else f"{attempts.number} times"
         raise SourceError(
-            f"{uri}: {what} failed {times}, last with: {reason}; check the storage, then try again",
+            f"{uri}: {what} failed {times}, last with: {str(error) or type(error).__name__}; check the storage, then "
+            "try again",
             file=uri,
-            attempts=number,
+            attempts=attempts.number,
         ) from error
+    finally:
+        attempts.failure = None  # it leads to the buffers of the reader, which would live until a collection
+
+
+class _Attempts(Generic[Result]):
+    """Calls of one action, and how many there were."""
+
+    result: Result
+
+    def __init__(self, action: Callable[[int], Result], uri: str, stopped: Callable[[], bool]) -> None:
+        self.number = 0
+        self._action, self._uri, self._stopped = action, uri, stopped
+        self.failure: OSError | None = None
+        self._is_told = True
+
+    def works_at_once(self) -> bool:
+        """The first attempt. Its failure is told to tenacity by the next call.
+
+        The bookkeeping of tenacity takes as long as reading half a chunk from memory.
+        """
+        try:
+            self.result = self()
+        except OSError:
+            self._is_told = False
+            return False
+        return True
+
+    def __call__(self) -> Result:
+        if self.failure is not None and (not self._is_told or self._stopped()):
+            self._is_told = True
+            raise self.failure
+        self.number += 1
+        try:
+            with storage_errors(self._uri):
+                return self._action(self.number)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def _wait_s(state: tenacity.RetryCallState, retry: RetryConfig, uniform: Callable[[], float]) -> float:
+    ceiling = min(retry.max_wait_s, retry.first_wait_s * 2.0 ** (state.attempt_number - 1))
+    own_s = ceiling * (0.5 + 0.5 * uniform())  # at least half: readers that failed together come back apart
+    failure = state.outcome.exception() if state.outcome is not None else None
+    asked_s = failure.retry_after_s if isinstance(failure, BusyError) else None
+    return own_s if asked_s is None else min(retry.max_wait_s, asked_s + own_s)
 
 
 def read_with_retry(
@@ -117,8 +146,9 @@ def read_with_retry(
     kind: ReadKind = ReadKind.PAYLOAD,
     summed: bool = False,
     past_cache: bool = False,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], object] = time.sleep,
     uniform: Callable[[], float] = random.random,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> int:
     """Fills the buffer from a source, with further attempts where storage fails.
 
@@ -133,12 +163,13 @@ def read_with_retry(
         past_cache: As ``Source.read_into``.
         sleep: Waits that many seconds.
         uniform: Random number from 0 to 1.
+        stopped: As in ``call_with_retry``.
 
     Returns:
         The CRC-32 where ``summed``, else 0.
 
     Raises:
-        SourceError: Still failing after ``retry.attempts``.
+        SourceError: Still failing after ``retry.attempts``, or when it was stopped.
         IntegrityError: The file shrank, or the range is not in it.
         RequestError: The file is gone, or its permission.
     """
@@ -153,5 +184,11 @@ def read_with_retry(
         return 0
 
     return call_with_retry(
-        attempt, uri=source.uri, what=f"reading bytes [{offset}, {end})", retry=retry, sleep=sleep, uniform=uniform
+        attempt,
+        uri=source.uri,
+        what=f"reading bytes [{offset}, {end})",
+        retry=retry,
+        sleep=sleep,
+        uniform=uniform,
+        stopped=stopped,
     )

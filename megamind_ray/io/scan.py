@@ -17,6 +17,7 @@ from megamind_ray.io.local_source import DIRECT_ALIGNMENT_BYTES
 from megamind_ray.io.opening import open_source
 from megamind_ray.io.retry import call_with_retry, read_with_retry
 from megamind_ray.io.source import Source
+from megamind_ray.io.stop import Stop
 
 __all__ = ["Progress", "Scan", "SummedRange"]
 
@@ -42,7 +43,8 @@ class Scan:
         chunk_bytes: The chunk grid.
         algorithms: For the files whose whole bytes are to be summed as well, with what (``FileDigest.algorithm``).
         only: Files to read; all by default.
-        threads: Reads in flight; twice as many chunks are in memory.
+        threads: Reads in flight; twice as many chunks are in memory. By default as ``io`` says.
+        io: How to read; the default settings by default.
         retry: Bounds of the attempts.
         counters: Where reads are counted.
         on_progress: Called as bytes are done.
@@ -60,6 +62,7 @@ class Scan:
         algorithms: Mapping[int, str] | None = None,
         only: frozenset[int] | None = None,
         threads: int | None = None,
+        io: IoConfig | None = None,
         retry: RetryConfig | None = None,
         counters: ReadCounters | None = None,
         on_progress: Progress | None = None,
@@ -68,11 +71,15 @@ class Scan:
         self._chunk_bytes = chunk_bytes
         self._algorithms = algorithms or {}
         self._files = [number for number in range(len(manifest.files)) if only is None or number in only]
-        self._threads = IoConfig().reads_in_flight(manifest.root) if threads is None else threads
+        self._io = io or IoConfig()
+        self._threads = self._io.reads_in_flight(manifest.root) if threads is None else threads
         self._retry = retry or RetryConfig()
         self._counters = counters or ReadCounters()
         self._on_progress = on_progress
         self._free: list[memoryview] = []
+        self._stop = Stop()
+        # In the order of time: what ends because of the first one says less.
+        self._failures: list[BaseException] = []
         self.total_bytes = sum(manifest.files[number].size_bytes for number in self._files)
         self.digests: dict[int, str] = {}
         if self._threads < 1:
@@ -106,7 +113,10 @@ class Scan:
     def _open(self, number: int) -> Source:
         uri, file = self._manifest.file_uri(number), self._manifest.files[number]
         return call_with_retry(
-            lambda _: open_source(uri, file, retry=self._retry), uri=uri, what="opening it", retry=self._retry
+            lambda _: open_source(uri, file, io=self._io, retry=self._retry),
+            uri=uri,
+            what="opening it",
+            retry=self._retry,
         )
 
     def _file_ranges(
@@ -116,7 +126,12 @@ class Scan:
 
         def take_first() -> SummedRange:
             future, buffer, data = running[0]
-            item = future.result()
+            try:
+                item = future.result()
+            except Exception:
+                if self._failures:
+                    raise self._failures[0]  # noqa: B904 - may be this very one
+                raise
             running.popleft()
             if hasher is not None:
                 hasher.update(data)
@@ -136,7 +151,10 @@ class Scan:
             while running:
                 yield take_first()
         finally:
-            # The source is closed when the caller leaves, so no read of it may still run by then.
+            # The source is closed when the caller leaves, so no read of it may still run by then. What has been taken
+            # is whole; what has not, because of an error or an interrupt, nobody wants any more.
+            if running:
+                self._stop.set()
             for future, _, _ in running:
                 future.cancel()
             for future, _, _ in running:
@@ -161,7 +179,21 @@ class Scan:
     def _sum(self, source: Source, number: int, begin: int, buffer: memoryview) -> SummedRange:
         kind = ReadKind.PAYLOAD if begin else ReadKind.HEADER
         # Past the cache: a good copy in memory says nothing of what is stored.
-        value = read_with_retry(
-            source, begin, buffer, self._retry, self._counters, kind=kind, summed=True, past_cache=True
-        )
+        try:
+            value = read_with_retry(
+                source,
+                begin,
+                buffer,
+                self._retry,
+                self._counters,
+                kind=kind,
+                summed=True,
+                past_cache=True,
+                sleep=self._stop.wait,
+                stopped=self._stop.is_set,
+            )
+        except BaseException as error:
+            self._failures.append(error)
+            self._stop.set()
+            raise
         return SummedRange(number, begin, begin + buffer.nbytes, value)

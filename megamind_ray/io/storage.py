@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 from megamind_ray.config import RetryConfig
+from megamind_ray.core.location import Location
 from megamind_ray.errors import RequestError
 from megamind_ray.io.counters import ReadCounters, ReadKind
 from megamind_ray.io.filesystems import call_filesystem, fsspec_filesystem
-from megamind_ray.io.location import Location
 from megamind_ray.io.opening import open_location
 from megamind_ray.io.retry import call_with_retry, read_with_retry, request_bound_s
 from megamind_ray.io.source import Source, storage_errors
+from megamind_ray.io.stop import Stop
 from megamind_ray.units import MIB, format_bytes
 
 __all__ = ["Browser", "Listing", "PathKind"]
@@ -23,6 +26,8 @@ __all__ = ["Browser", "Listing", "PathKind"]
 # An index of a million tensors takes 100 MB; what is longer is some other file.
 _MAX_WHOLE_BYTES = 256 * MIB
 _SUFFIX = re.compile(r"\.[A-Za-z]\w*$")
+
+Result = TypeVar("Result")
 
 
 class PathKind(Enum):
@@ -49,10 +54,12 @@ class Browser:
     Attributes:
         retry: Bounds of the attempts.
         counters: Where reads are counted.
+        stop: Once set, nothing that fails is tried again.
     """
 
     retry: RetryConfig
     counters: ReadCounters = field(default_factory=ReadCounters)
+    stop: Stop = field(default_factory=Stop)
 
     def kind(self, location: Location) -> PathKind:
         """What is there.
@@ -65,7 +72,23 @@ class Browser:
         def look(_attempt: int) -> PathKind:
             return _local_kind(location) if location.is_local else _remote_kind(location, self.retry)
 
-        return call_with_retry(look, uri=location.uri, what="looking it up", retry=self.retry)
+        return self._call(look, location, "looking it up")
+
+    def has_file(self, location: Location) -> bool:
+        """Whether there is a file that need not be there.
+
+        Storage where one may read but not list refuses to say that something is missing: there it is missing.
+
+        Raises:
+            RequestError: A package is missing, or a local folder may not be looked into.
+            SourceError: The storage does not answer.
+        """
+        try:
+            return self.kind(location) is PathKind.FILE
+        except RequestError as error:
+            if location.is_local or not isinstance(error.__cause__, PermissionError):
+                raise
+            return False
 
     def listing(self, location: Location) -> Listing | None:
         """What is in a folder; None where the storage has no listings (HTTP).
@@ -80,7 +103,7 @@ class Browser:
         def look(_attempt: int) -> Listing:
             return _local_listing(location) if location.is_local else _remote_listing(location, self.retry)
 
-        return call_with_retry(look, uri=location.uri, what="listing it", retry=self.retry)
+        return self._call(look, location, "listing it")
 
     def open(self, location: Location) -> Source:
         """Opens a file.
@@ -89,9 +112,7 @@ class Browser:
             RequestError: No such file, no permission, or a package is missing.
             SourceError: The storage does not answer.
         """
-        return call_with_retry(
-            lambda _: open_location(location, retry=self.retry), uri=location.uri, what="opening it", retry=self.retry
-        )
+        return self._call(lambda _: open_location(location, retry=self.retry), location, "opening it")
 
     def read(self, source: Source, begin: int, end: int) -> bytes:
         """Reads bytes ``[begin, end)`` of something that describes weights.
@@ -101,7 +122,16 @@ class Browser:
             IntegrityError: The range is not in the file.
         """
         buffer = bytearray(end - begin)
-        read_with_retry(source, begin, memoryview(buffer), self.retry, self.counters, kind=ReadKind.HEADER)
+        read_with_retry(
+            source,
+            begin,
+            memoryview(buffer),
+            self.retry,
+            self.counters,
+            kind=ReadKind.HEADER,
+            sleep=self.stop.wait,
+            stopped=self.stop.is_set,
+        )
         return bytes(buffer)
 
     def read_whole(self, location: Location) -> bytes:
@@ -121,6 +151,16 @@ class Browser:
             raw = self.read(source, 0, source.size_bytes)
             source.check_unchanged()
             return raw
+
+    def _call(self, action: Callable[[int], Result], location: Location, what: str) -> Result:
+        return call_with_retry(
+            action,
+            uri=location.uri,
+            what=what,
+            retry=self.retry,
+            sleep=self.stop.wait,
+            stopped=self.stop.is_set,
+        )
 
 
 def _local_kind(location: Location) -> PathKind:

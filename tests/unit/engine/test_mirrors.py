@@ -498,6 +498,20 @@ def test_without_checksums_a_mirror_is_refused_since_nothing_shows_that_it_is_th
     assert _kinds(reader) == ["mirror_skipped"]
 
 
+def test_without_checksums_a_mirror_on_the_web_is_refused_since_it_knows_none(own: Path, config: Config) -> None:
+    manifest = open_manifest(own)
+    begin = manifest.files[0].data_begin
+    with RangeServer(own) as server:
+        reader = _reader(manifest, _with(config, mirrors=(server.uri,)), InjectingStorage(_fail(own)))
+
+        with pytest.raises(
+            SourceError, match=r"nothing shows that this mirror holds the bytes.*are not known for both"
+        ):
+            reader.staged(0, begin, begin + 100).__enter__()
+
+    assert _kinds(reader) == ["mirror_skipped"]
+
+
 def _hub_cache(folder: Path, source: Path, digest: str) -> Path:
     """A snapshot in a Hugging Face cache: a link into the blobs."""
     snapshot = folder / "snapshots" / "main"
@@ -613,6 +627,6 @@ def test_a_mirror_that_is_the_checkpoint_itself_is_no_further_source(
         reader.staged(0, begin, begin + CHUNK_BYTES).__enter__()
 
 
-def test_a_mirror_of_an_unknown_kind_is_refused_at_once(recorded: Manifest, config: Config) -> None:
+def test_a_mirror_of_an_unknown_kind_is_refused_at_once(config: Config) -> None:
     with pytest.raises(RequestError, match="ftp:// is not supported"):
-        _reader(recorded, _with(config, mirrors=("ftp://host/models",)))
+        _with(config, mirrors=("ftp://host/models",))

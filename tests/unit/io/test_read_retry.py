@@ -1,4 +1,5 @@
 import errno
+import threading
 from typing import Any
 
 import pytest
@@ -115,3 +116,30 @@ def test_an_interrupt_is_not_swallowed() -> None:
         read(source)
 
     assert len(source.offsets) == 1
+
+
+def test_once_it_is_stopped_there_is_no_further_attempt_and_the_error_says_how_many_there_were() -> None:
+    source, stop = FlakySource(*[OSError("reset")] * 3), threading.Event()
+
+    with pytest.raises(SourceError, match=r"reading bytes \[20, 30\) failed once, last with: reset") as caught:
+        read_with_retry(
+            source,
+            20,
+            memoryview(bytearray(10)),
+            RETRY,
+            ReadCounters(),
+            sleep=lambda _seconds: stop.set(),  # as if it were set during the wait
+            stopped=stop.is_set,
+        )
+
+    assert caught.value.attempts == 1
+    assert len(source.offsets) == 1
+
+
+def test_what_was_stopped_before_is_not_waited_for() -> None:
+    waits: list[float] = []
+
+    with pytest.raises(SourceError, match="failed once"):
+        read(FlakySource(OSError("reset")), waits=waits, stopped=lambda: True)
+
+    assert waits == []
