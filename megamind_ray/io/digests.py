@@ -6,7 +6,9 @@ import base64
 import binascii
 import hashlib
 import importlib
+import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from megamind_ray.config import AwsEnvironment, RetryConfig, aws_environment
+from megamind_ray.core.location import Location
 from megamind_ray.errors import RequestError
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.failures import status_error
-from megamind_ray.io.filesystems import fsspec_filesystem
-from megamind_ray.io.location import Location
-from megamind_ray.io.retry import call_with_retry
+from megamind_ray.io.filesystems import call_filesystem, fsspec_filesystem
+from megamind_ray.io.retry import call_with_retry, request_bound_s
 
 __all__ = ["FileDigest", "Hasher", "digest_in_info", "digest_of_link", "file_digest", "new_hasher", "planned_digest"]
 
@@ -68,15 +70,28 @@ class Hasher(Protocol):
         """The checksum of all pieces so far."""
 
 
-def file_digest(location: Location, *, retry: RetryConfig | None = None) -> FileDigest | None:
+def file_digest(
+    location: Location,
+    *,
+    retry: RetryConfig | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+    stopped: Callable[[], bool] = lambda: False,
+) -> FileDigest | None:
     """The checksum of a whole file that its storage knows, as the file is now; None where it knows none.
 
     - a local file that is a link into the blobs of a Hugging Face cache: SHA-256, the name of its blob;
     - ``s3://``: SHA-256 over the full object where it was stored with that; else the MD5 that is the ETag of an object
       that came in one part and is not encrypted with a key of the user's; else a CRC over the full object;
-    - ``gs://``: MD5, or CRC-32C; ``az://``: MD5; ``hf://``: SHA-256 of files in LFS or Xet.
+    - ``gs://``: MD5, or CRC-32C; ``az://``: MD5; ``hf://``: SHA-256 of files in LFS or Xet;
+    - ``http(s)://``: none, the ETag of a web server may be anything.
 
     Nothing of the file itself is read. An algorithm that this installation cannot compute counts as none.
+
+    Args:
+        location: The file.
+        retry: Bounds of the attempts.
+        sleep: As in ``call_with_retry``.
+        stopped: As there.
 
     Raises:
         RequestError: No such file, no permission, or a package is missing.
@@ -84,7 +99,8 @@ def file_digest(location: Location, *, retry: RetryConfig | None = None) -> File
     """
     if location.is_local:
         return digest_of_link(location.uri)
-
+    if location.is_web:
+        return None
     bounds = retry or RetryConfig()
 
     def look(_attempt: int) -> FileDigest | None:
@@ -92,13 +108,18 @@ def file_digest(location: Location, *, retry: RetryConfig | None = None) -> File
             return _s3_digest(_s3_head(location, bounds))
         filesystem, path = fsspec_filesystem(location, bounds)
         options = {"expand_info": True} if location.scheme == "hf" else {}
-        return digest_in_info(filesystem.info(path, **options))
+        return digest_in_info(call_filesystem(filesystem, "info", path, bound_s=request_bound_s(bounds), **options))
 
-    return call_with_retry(look, uri=location.uri, what="asking for its checksum", retry=bounds)
+    return call_with_retry(
+        look, uri=location.uri, what="asking for its checksum", retry=bounds, sleep=sleep, stopped=stopped
+    )
 
 
 def planned_digest(location: Location, etag: str | None) -> FileDigest | None:
     """The checksum of a file when its manifest was read, from what the manifest kept; no request is made.
+
+    Only to be compared with what another storage knows. An ETag does not tell by itself whether it is an MD5: what is
+    none is equal to none of them, while a file that is read would seem damaged.
 
     Args:
         location: The file.
@@ -185,6 +206,9 @@ def _s3_client(environment: AwsEnvironment, retry: RetryConfig) -> Any:
         connect_timeout=retry.request_s, read_timeout=retry.request_s, retries={"total_max_attempts": 1}
     )
     return session.create_client("s3", endpoint_url=environment.endpoint, config=settings)
+
+
+os.register_at_fork(after_in_child=_s3_client.cache_clear)
 
 
 def _s3_digest(head: Mapping[str, Any]) -> FileDigest | None:

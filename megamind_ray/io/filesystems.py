@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from megamind_ray.config import RetryConfig
+from megamind_ray.core.location import Location
 from megamind_ray.errors import RequestError
-from megamind_ray.io.location import Location
 from megamind_ray.io.s3 import s3_filesystem
 
 __all__ = ["call_filesystem", "fsspec_filesystem"]
@@ -24,8 +24,14 @@ def fsspec_filesystem(location: Location, retry: RetryConfig | None = None) -> t
     """The file system of a remote location, and the path in it.
 
     Raises:
-        RequestError: The package with the file system is not installed; the message says which extra brings it.
+        RequestError: The package with the file system is not installed; the message says which extra brings it. Or it
+            is a web server, which has none.
     """
+    if location.is_web:
+        raise RequestError(
+            f"{location.uri}: a web server is no file system, its files can be read and no more; give a path, s3://, "
+            "gs:// or az:// for this"
+        )
     import fsspec.core  # here, because local checkpoints, the common case, do without it
 
     if location.scheme == "s3":
@@ -42,7 +48,7 @@ def fsspec_filesystem(location: Location, retry: RetryConfig | None = None) -> t
     return filesystem, path
 
 
-def call_filesystem(filesystem: Any, method: str, path: str, *, bound_s: float, **arguments: Any) -> Any:
+def call_filesystem(filesystem: Any, method: str, path: str, *others: Any, bound_s: float, **arguments: Any) -> Any:
     """Calls a method of a file system on a path, and waits no longer than the bound.
 
     A call of an asynchronous file system is then cancelled; one of any other is left to end by itself, its result is
@@ -50,8 +56,9 @@ def call_filesystem(filesystem: Any, method: str, path: str, *, bound_s: float, 
 
     Args:
         filesystem: Of fsspec's kind.
-        method: ``info``, ``ls``, ``cat_file``.
+        method: ``info``, ``ls``, ``cat_file``, ``pipe_file``.
         path: In it.
+        others: What comes behind the path; the file systems do not agree on names for it.
         bound_s: Longest wait.
         arguments: By keyword.
 
@@ -60,12 +67,12 @@ def call_filesystem(filesystem: Any, method: str, path: str, *, bound_s: float, 
     """
     if getattr(filesystem, "async_impl", False):
         sync: Any = importlib.import_module("fsspec.asyn").sync
-        return sync(filesystem.loop, getattr(filesystem, f"_{method}"), path, timeout=bound_s, **arguments)
+        return sync(filesystem.loop, getattr(filesystem, f"_{method}"), path, *others, timeout=bound_s, **arguments)
     result: Future[Any] = Future()
 
     def call() -> None:
         try:
-            result.set_result(getattr(filesystem, method)(path, **arguments))
+            result.set_result(getattr(filesystem, method)(path, *others, **arguments))
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             result.set_exception(error)
 

@@ -6,20 +6,23 @@ silent server, and copies each body twice (docs/design/0011).
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 import urllib3
 from urllib3.exceptions import HTTPError, MaxRetryError
 from urllib3.util import make_headers, parse_url
 
 from megamind_ray.config import RetryConfig
-from megamind_ray.errors import RequestError
+from megamind_ray.errors import RequestError, masked
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.failures import status_error
 from megamind_ray.io.retry import MIN_BYTES_PER_S
@@ -40,6 +43,9 @@ _REDIRECTS: Final = urllib3.Retry(
 # The answers of servers that do not know HEAD, or addresses that were signed for GET alone.
 _NO_HEAD: Final = (400, 401, 403, 405, 501)
 _EXPIRED: Final = (401, 403, 404, 410)
+_LOGGERS: Final = ("urllib3.poolmanager", "urllib3.connectionpool", "urllib3.util.retry")
+_QUERY_VALUE: Final = re.compile(r"([?&][^=&\s'\"]+=)[^&\s'\"]+")
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class HttpSource(VersionedSource):
@@ -52,7 +58,7 @@ class HttpSource(VersionedSource):
         uri: Address; user and password in it are sent as basic authentication.
         retry: How long a server may be silent.
         address: Where it is, if ``uri`` is only its name.
-        headers: Sent to that address alone, not to where it leads.
+        headers: Sent to that address and its origin (scheme, host and port), not to where else it leads.
 
     Raises:
         RequestError: No such file, no permission, or no byte ranges.
@@ -105,7 +111,7 @@ class HttpSource(VersionedSource):
             if summed:
                 value = crc32(piece, value)
             done += len(piece)
-            if time.monotonic() > deadline_s:
+            if done < view.nbytes and time.monotonic() > deadline_s:
                 raise TimeoutError(f"{done} bytes of {view.nbytes} at offset {offset} came in time")
         return value
 
@@ -166,8 +172,8 @@ class HttpSource(VersionedSource):
     @contextmanager
     def _request(self, method: str, address: str, headers: Mapping[str, str]) -> Iterator[urllib3.BaseHTTPResponse]:
         """One request, redirects followed. The connection is kept if the body was read to its end."""
-        # What authenticates here is nobody else's business.
-        own = self._own_headers if address == self._address else {}
+        # What authenticates here is nobody else's business; urllib3 drops it on the way to another origin, too.
+        own = self._own_headers if _origin(address) == _origin(self._address) else {}
         with _http_errors():
             response = _pool(_proxy(address)).request(
                 method,
@@ -221,8 +227,15 @@ def _address(uri: str) -> tuple[str, dict[str, str]]:
 
 
 def _end_of_redirects(response: urllib3.BaseHTTPResponse, address: str) -> str:
-    end = response.geturl()
-    return end if end is not None and "://" in end else address
+    """Where an answer came from; each ``Location`` on the way may be relative to the one before."""
+    for step in response.retries.history if response.retries is not None else ():
+        address = urljoin(address, step.redirect_location or "")
+    return address
+
+
+def _origin(address: str) -> tuple[str | None, str | None, int | None]:
+    url = parse_url(address)
+    return url.scheme, url.host, url.port or _DEFAULT_PORTS.get(url.scheme or "")
 
 
 def _version(headers: Mapping[str, str], size_bytes: int) -> FileVersion:
@@ -243,3 +256,19 @@ def _pool(proxy: str | None) -> urllib3.PoolManager:
     if proxy is not None:
         return urllib3.ProxyManager(proxy, maxsize=_MAX_CONNECTIONS)
     return urllib3.PoolManager(maxsize=_MAX_CONNECTIONS)
+
+
+# On a connection that parent and child have, answers of one would reach the other.
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+class _Masking(logging.Filter):
+    """Keeps secrets of addresses out of what urllib3 logs: where a redirect leads is a signed address."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = _QUERY_VALUE.sub(r"\1***", masked(record.getMessage())), None
+        return True
+
+
+for _name in _LOGGERS:
+    logging.getLogger(_name).addFilter(_Masking())

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from megamind_ray.config import IoConfig, RetryConfig
+from megamind_ray.core.location import Location, parse_location
 from megamind_ray.core.manifest import FileChecksums, FileInfo, Manifest, Reference
-from megamind_ray.errors import IntegrityError, RequestError
-from megamind_ray.io.filesystems import fsspec_filesystem
-from megamind_ray.io.location import Location, parse_location
+from megamind_ray.errors import IntegrityError, RequestError, SourceError
+from megamind_ray.io.filesystems import call_filesystem, fsspec_filesystem
+from megamind_ray.io.retry import call_with_retry, request_bound_s
 from megamind_ray.io.safetensors_header import strict_json_object
-from megamind_ray.io.source import storage_errors
 from megamind_ray.io.storage import Browser
 
 __all__ = [
@@ -169,13 +169,18 @@ def require_sidecar_place(path: str | os.PathLike[str]) -> None:
     location = parse_location(path)
     if location.is_web:
         raise _not_written(location, "a web server takes no files")
-    folder = Path(location.uri).parent
-    if location.is_local and not (folder.is_dir() and os.access(folder, os.W_OK)):
+    folder = os.path.dirname(location.uri) or "/"  # noqa: PTH120 - Path.is_dir fails in a folder that is closed
+    if location.is_local and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):  # noqa: PTH112
         raise _not_written(location, "the folder is missing, or not writable for this user")
 
 
-def write_sidecar(sidecar: Sidecar, path: str | os.PathLike[str]) -> None:
+def write_sidecar(sidecar: Sidecar, path: str | os.PathLike[str], *, retry: RetryConfig | None = None) -> None:
     """Writes a sidecar to a path or URI; a reader sees the old one or the new one, nothing between.
+
+    Args:
+        sidecar: What was recorded.
+        path: Where to.
+        retry: Bounds of the attempts, where that is behind a network.
 
     Raises:
         RequestError: It cannot be written there.
@@ -193,12 +198,21 @@ def write_sidecar(sidecar: Sidecar, path: str | os.PathLike[str]) -> None:
         if location.is_local:
             _replace_file(Path(location.uri), raw)
         else:
-            filesystem, remote_path = fsspec_filesystem(location)
-            with storage_errors(location.uri):
-                filesystem.pipe_file(remote_path, raw)
-    except (OSError, RequestError) as error:
+            _put(location, raw, retry or RetryConfig())
+    except (OSError, RequestError, SourceError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _not_written(location, reason) from error
+
+
+def _put(location: Location, raw: bytes, retry: RetryConfig) -> None:
+    filesystem, path = fsspec_filesystem(location, retry)
+    bound_s = request_bound_s(retry, len(raw))
+    call_with_retry(
+        lambda _attempt: call_filesystem(filesystem, "pipe_file", path, raw, bound_s=bound_s),
+        uri=location.uri,
+        what="writing it",
+        retry=retry,
+    )
 
 
 def _not_written(location: Location, reason: str) -> RequestError:

@@ -14,7 +14,7 @@ from megamind_ray.errors import IntegrityError, MegamindError, RequestError
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.failures import library_errors, status_of
 
-__all__ = ["FileVersion", "OpenSource", "ShortReadError", "Source", "storage_errors"]
+__all__ = ["FileVersion", "OpenSource", "ShortReadError", "Source", "changed_error", "storage_errors"]
 
 
 class ShortReadError(OSError):
@@ -46,6 +46,13 @@ class FileVersion:
             if was is not None and is_now is not None and was != is_now:
                 changes.append(f"{name} was {was}, is {is_now}")
         return ", ".join(changes) or None
+
+
+def changed_error(uri: str, change: str) -> IntegrityError:
+    """The error about a file that did not stay as it was opened; ``change`` says how it differs."""
+    return IntegrityError(
+        f"{uri}: changed while it was read ({change}); wait until nothing writes to it, then try again", file=uri
+    )
 
 
 class Source(Protocol):
@@ -128,10 +135,7 @@ class OpenSource(ABC):
     def check_unchanged(self) -> None:
         change = self.version.difference(self.current_version())
         if change is not None:
-            raise IntegrityError(
-                f"{self.uri}: changed while it was read ({change}); wait until nothing writes to it, then try again",
-                file=self.uri,
-            )
+            raise changed_error(self.uri, change)
 
     def require_inside(self, offset: int, num_bytes: int) -> None:
         if offset < 0 or offset + num_bytes > self.size_bytes:

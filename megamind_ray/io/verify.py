@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Final
 
 from megamind_ray.config import IoConfig, RetryConfig
+from megamind_ray.core.location import parse_location
 from megamind_ray.core.manifest import FileInfo, Manifest, Reference
-from megamind_ray.errors import IntegrityError, RequestError, SourceError
+from megamind_ray.errors import IntegrityError, RequestError, SourceError, masked
 from megamind_ray.io.counters import ReadCounters
 from megamind_ray.io.digests import FileDigest, file_digest
-from megamind_ray.io.location import parse_location
+from megamind_ray.io.request_pool import run_requests
 from megamind_ray.io.scan import Progress, Scan, SummedRange
 from megamind_ray.io.sidecar import Sidecar, SidecarFile, check_chunk_bytes
+from megamind_ray.io.stop import Stop
 
 __all__ = [
     "DigestCheck",
@@ -28,7 +30,7 @@ __all__ = [
 ]
 
 # Questions to a storage wait for the network, not for a core.
-_QUESTION_THREADS = 16
+_NUM_QUESTIONS: Final = IoConfig().remote_threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class Mismatch:
     """A range whose bytes are not the recorded ones.
 
     Attributes:
-        file: Path or URI of the file.
+        file: Path or URI of the file, secrets masked.
         begin: First byte of the range.
         end: One past the last byte.
         tensors: Names of the tensors with bytes in it; empty for the header, which concerns all.
@@ -68,7 +70,7 @@ class DigestCheck:
     """A whole file against the checksum that its storage has of it.
 
     Attributes:
-        file: Path or URI of the file.
+        file: Path or URI of the file, secrets masked.
         origin: Who says what it should be.
         algorithm: As in ``FileDigest``.
         expected: In hexadecimal.
@@ -92,10 +94,11 @@ class VerifyResult:
     """What a check of a whole checkpoint found.
 
     Attributes:
-        origin: Where the recorded checksums come from; empty without any.
+        origin: Where the recorded checksums come from, secrets masked; empty without any.
         mismatches: In file order; empty where all is well.
         digests: Whole files that their storage has a checksum of, in file order.
-        unchecked: Files that there is neither a recorded checksum nor one of the storage for; they were not read.
+        unchecked: Files that there is neither a recorded checksum nor one of the storage for, secrets masked; they
+            were not read.
         num_files: Files read.
         num_chunks: Chunks compared with recorded checksums, headers not counted.
         num_bytes: Bytes compared, headers included.
@@ -120,6 +123,7 @@ def record_checksums(
     *,
     chunk_bytes: int | None = None,
     threads: int | None = None,
+    io: IoConfig | None = None,
     retry: RetryConfig | None = None,
     counters: ReadCounters | None = None,
     on_progress: Progress | None = None,
@@ -132,7 +136,8 @@ def record_checksums(
     Args:
         manifest: The checkpoint; every file must still be as it was when this was read.
         chunk_bytes: Grid; 8 MiB by default.
-        threads: Reads in flight.
+        threads: Reads in flight; by default as ``io`` says.
+        io: How to read; the default settings by default.
         retry: Bounds of the attempts.
         counters: Where reads are counted.
         on_progress: Called as bytes are done.
@@ -152,6 +157,7 @@ def record_checksums(
         grid_bytes,
         algorithms=_algorithms(digests),
         threads=threads,
+        io=io,
         retry=retry,
         counters=counters,
         on_progress=on_progress,
@@ -182,6 +188,7 @@ def verify_checksums(
     *,
     digests: Mapping[int, FileDigest] | None = None,
     threads: int | None = None,
+    io: IoConfig | None = None,
     retry: RetryConfig | None = None,
     counters: ReadCounters | None = None,
     on_progress: Progress | None = None,
@@ -194,7 +201,8 @@ def verify_checksums(
     Args:
         manifest: The checkpoint.
         digests: Checksums of whole files, by file; by default the ones that the storage tells.
-        threads: Reads in flight.
+        threads: Reads in flight; by default as ``io`` says.
+        io: How to read; the default settings by default.
         retry: Bounds of the attempts.
         counters: Where reads are counted.
         on_progress: Called as bytes are done.
@@ -218,43 +226,54 @@ def verify_checksums(
         algorithms=_algorithms(digests),
         only=None if reference else frozenset(digests),
         threads=threads,
+        io=io,
         retry=retry,
         counters=counters,
         on_progress=on_progress,
     )
-    mismatches = []
-    num_chunks = 0
-    for item in scan.ranges():
-        if reference is None:
-            continue
-        num_chunks += item.begin > 0
-        expected = _expected(reference, manifest.files[item.file], item)
-        if item.crc32 != expected:
-            mismatches.append(_mismatch(manifest, item, expected))
+    num_chunks, mismatches = _compare(manifest, scan)
     left_out = () if reference else (file for file in range(len(manifest.files)) if file not in digests)
     return VerifyResult(
-        origin=reference.origin if reference else "",
-        mismatches=tuple(mismatches),
+        origin=masked(reference.origin) if reference else "",
+        mismatches=mismatches,
         digests=tuple(_digest_checks(manifest, digests, scan)),
-        unchecked=tuple(manifest.file_uri(file) for file in left_out),
+        unchecked=tuple(masked(manifest.file_uri(file)) for file in left_out),
         num_files=len(manifest.files) if reference else len(digests),
         num_chunks=num_chunks,
         num_bytes=scan.total_bytes,
     )
 
 
+def _compare(manifest: Manifest, scan: Scan) -> tuple[int, tuple[Mismatch, ...]]:
+    """Reads everything; how many chunks there were to compare, and what did not match."""
+    num_chunks, mismatches = 0, []
+    for item in scan.ranges():
+        if manifest.reference is None:
+            continue
+        num_chunks += item.begin > 0
+        expected = _expected(manifest.reference, manifest.files[item.file], item)
+        if item.crc32 != expected:
+            mismatches.append(_mismatch(manifest, item, expected))
+    return num_chunks, tuple(mismatches)
+
+
 def known_digests(manifest: Manifest, *, retry: RetryConfig | None = None) -> dict[int, FileDigest]:
     """The checksums of whole files that their storage tells, by file."""
+    stop = Stop()
 
     def ask(file: int) -> FileDigest | None:
+        location = parse_location(manifest.file_uri(file))
         try:
-            return file_digest(parse_location(manifest.file_uri(file)), retry=retry)
+            return file_digest(location, retry=retry, sleep=stop.wait, stopped=stop.is_set)
         except (RequestError, SourceError):
             return None  # a right that reading does not need; what is wrong with the file itself, reading will tell
 
     files = range(len(manifest.files))
-    with ThreadPoolExecutor(_QUESTION_THREADS, thread_name_prefix="megamind-digests") as pool:
-        return {file: digest for file, digest in zip(files, pool.map(ask, files), strict=True) if digest is not None}
+    if parse_location(manifest.root or "/").is_local:  # a look at a link, no request
+        answers = [ask(file) for file in files]
+    else:
+        answers = run_requests(ask, files, num_in_flight=_NUM_QUESTIONS, on_failure=stop.set)
+    return {file: digest for file, digest in zip(files, answers, strict=True) if digest is not None}
 
 
 def mirror_of(manifest: Manifest, base: str) -> Manifest:
@@ -274,7 +293,7 @@ def _algorithms(digests: Mapping[int, FileDigest]) -> dict[int, str]:
 def _digest_checks(manifest: Manifest, digests: Mapping[int, FileDigest], scan: Scan) -> list[DigestCheck]:
     return [
         DigestCheck(
-            file=manifest.file_uri(file),
+            file=masked(manifest.file_uri(file)),
             origin=digest.origin,
             algorithm=digest.algorithm,
             expected=digest.value,
@@ -299,7 +318,7 @@ def _mismatch(manifest: Manifest, item: SummedRange, expected: int) -> Mismatch:
         if tensor.file == item.file and tensor.begin < item.end and item.begin < tensor.end
     )
     return Mismatch(
-        file=manifest.file_uri(item.file),
+        file=masked(manifest.file_uri(item.file)),
         begin=item.begin,
         end=item.end,
         tensors=tuple(tensors),

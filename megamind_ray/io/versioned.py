@@ -7,8 +7,8 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Final
 
-from megamind_ray.errors import IntegrityError, RequestError
-from megamind_ray.io.source import FileVersion, OpenSource
+from megamind_ray.errors import RequestError
+from megamind_ray.io.source import FileVersion, OpenSource, changed_error
 
 __all__ = ["ContentRange", "VersionedSource", "content_range", "no_ranges"]
 
@@ -70,10 +70,7 @@ class VersionedSource(OpenSource):
         """
         change = self.version.difference(answer)
         if change is not None:
-            raise IntegrityError(
-                f"{self.uri}: changed while it was read ({change}); wait until nothing writes to it, then try again",
-                file=self.uri,
-            )
+            raise changed_error(self.uri, change)
         told = self.version.etag is not None and answer.etag is not None
         told = told or (self.version.mtime_ns is not None and answer.mtime_ns is not None)
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shutil
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 
-from megamind_ray.errors import IntegrityError, RequestError
-from megamind_ray.io import open_manifest, read_sidecar, record_checksums, verify_checksums, write_sidecar
+from megamind_ray.config import IoConfig, RetryConfig
+from megamind_ray.core.location import parse_location
+from megamind_ray.errors import IntegrityError, RequestError, SourceError
+from megamind_ray.io import open_manifest, open_source, read_sidecar, record_checksums, verify_checksums, write_sidecar
 from megamind_ray.io.digests import FileDigest, digest_in_info, file_digest, new_hasher, planned_digest
-from megamind_ray.io.location import parse_location
+from megamind_ray.io.filesystems import fsspec_filesystem
 from megamind_ray.io.verify import mirror_of
+from megamind_ray.testing.range_server import RangeServer
 
 CHUNK_BYTES = 64 << 10
 
@@ -75,6 +79,29 @@ def test_a_link_to_something_else_says_nothing(tmp_path: Path, target: str) -> N
 
 def test_a_plain_file_has_no_digest(plain: Path) -> None:
     assert file_digest(parse_location(plain / "a.safetensors")) is None
+
+
+def test_a_web_server_knows_none_and_is_not_asked(plain: Path) -> None:
+    with RangeServer(plain) as server:
+        assert file_digest(parse_location(f"{server.uri}/a.safetensors")) is None
+        assert server.num_requests == 0
+
+
+def test_a_web_server_is_no_file_system() -> None:
+    with pytest.raises(RequestError, match="http://h/w: a web server is no file system"):
+        fsspec_filesystem(parse_location("http://h/w"))
+
+
+def test_a_storage_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    silent = SimpleNamespace(info=lambda _path: released.wait(30))
+    monkeypatch.setattr("megamind_ray.io.digests.fsspec_filesystem", lambda *_: (silent, "c/p"))
+    retry = RetryConfig(attempts=2, first_wait_s=0.0, max_wait_s=0.0, request_s=0.02)
+    try:
+        with pytest.raises(SourceError, match=r"az://c/p: asking for its checksum failed 2 times.*within 0.06 s"):
+            file_digest(parse_location("az://c/p"), retry=retry)
+    finally:
+        released.set()
 
 
 def test_a_file_system_that_tells_none_has_none(encode: Any) -> None:
@@ -324,3 +351,20 @@ def test_a_mirror_is_held_to_the_checksums_of_the_checkpoint(hub: Path, plain: P
         (str(plain / "a.safetensors"), False),
         (str(plain / "b.safetensors"), True),
     ]
+
+
+@pytest.mark.parametrize("direct", ["never", "always"])
+def test_files_are_read_as_the_settings_say(
+    plain: Path, hub: Path, direct: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def open_and_tell(uri: str, file: Any, *, io: Any, retry: Any) -> Any:
+        opened.append(io.direct)
+        return open_source(uri, file, io=io, retry=retry)
+
+    monkeypatch.setattr("megamind_ray.io.scan.open_source", open_and_tell)
+    record_checksums(open_manifest(plain), io=IoConfig(direct=direct))
+    verify_checksums(open_manifest(hub), io=IoConfig(direct=direct))
+
+    assert set(opened) == {direct}

@@ -1,10 +1,12 @@
 """Files on web servers, read by ranges from a server that misbehaves when told to."""
 
 import base64
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -328,6 +330,73 @@ def test_user_and_password_go_to_their_server_alone(server: RangeServer) -> None
         assert all("authorization" not in request.headers for request in server.asked)
 
 
+def test_user_and_password_go_to_another_address_of_their_server(server: RangeServer) -> None:
+    files = server.answer
+
+    def guarded(request: Request) -> Answer:
+        if "authorization" not in request.headers:
+            return Answer(401, {})
+        return Answer(302, {"Location": "/data.bin"}) if request.path == "/latest" else files(request)
+
+    server.answer = guarded
+    source = HttpSource(server.uri.replace("://", "://ada:pw@") + "/latest", RETRY)
+    num_requests = server.num_requests
+    for offset in (0, 1000, 2000):
+        assert read(source, offset, 8) == DATA[offset : offset + 8]
+
+    assert server.num_requests - num_requests == 3
+
+
+@pytest.mark.parametrize("location", ["/data.bin?next=http://elsewhere/x", "data.bin", "//{host}/data.bin"])
+def test_a_redirect_may_be_relative(server: RangeServer, location: str) -> None:
+    files, target = server.answer, location.format(host=server.uri.removeprefix("http://"))
+    server.answer = lambda it: Answer(302, {"Location": target}) if it.path == "/data" else files(it)
+    source = HttpSource(f"{server.uri}/data", RETRY)
+    num_requests = server.num_requests
+
+    assert read(source, 5, 8) == DATA[5:13]
+    assert server.num_requests - num_requests == 1
+
+
+def test_a_redirect_may_be_relative_to_the_one_before(server: RangeServer) -> None:
+    files = server.answer
+    server.answer = lambda it: Answer(307, {"Location": "data.bin"}) if it.path == "/hop" else files(it)
+    with FaultServer(redirecting(lambda: f"{server.uri}/hop")) as door:
+        source = HttpSource(f"{door.uri}/data", RETRY)
+        num_requests = server.num_requests
+
+        assert read(source, 5, 8) == DATA[5:13]
+        assert (door.num_requests, server.num_requests - num_requests) == (1, 1)
+
+
+def test_a_body_that_is_whole_is_taken_however_late_it_is(source: HttpSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1e9])
+    monkeypatch.setattr("megamind_ray.io.http_source.time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    buffer = bytearray(8)
+    source.read_into(5, memoryview(buffer))
+
+    assert buffer == DATA[5:13]
+
+
+@pytest.mark.parametrize("answer", [Answer(403, {}), Answer(401, {})], ids=["403", "401"])
+def test_an_index_that_is_refused_is_none(tmp_path: Path, encode: Any, answer: Answer) -> None:
+    (tmp_path / "model.safetensors").write_bytes(encode({"w": ("U8", [3], b"abc")}))
+    with RangeServer(tmp_path) as server:
+        files = server.answer
+        server.answer = lambda it: files(it) if it.path.endswith("/model.safetensors") else answer
+
+        assert list(open_manifest(server.uri, retry=RETRY).tensors) == ["w"]
+
+
+def test_a_folder_of_which_all_is_refused_asks_for_credentials() -> None:
+    with (
+        FaultServer(lambda _request: Answer(401, {})) as server,
+        pytest.raises(RequestError, match=r"model\.safetensors: no permission to read it .*give credentials"),
+    ):
+        open_manifest(f"{server.uri}/model", retry=RETRY)
+
+
 def test_the_proxy_of_the_environment_is_used(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.uri)
     monkeypatch.delenv("no_proxy", raising=False)
@@ -369,6 +438,17 @@ class TestSecrets:
         assert "http://***@127.0.0.1:9/w.safetensors?sig=***" in text
         assert "topsecret" not in text
         assert "f00d42" not in text
+
+    def test_of_the_address_that_a_redirect_leads_to(
+        self, server: RangeServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        with FaultServer(redirecting(lambda: f"{server.uri}/data.bin?X-Amz-Signature=f00d42&x=1")) as door:
+            read(HttpSource(f"{door.uri}/data?token=topsecret", RETRY), 0, 8)
+
+        assert "data.bin?X-Amz-Signature=***&x=***" in caplog.text
+        assert "f00d42" not in caplog.text
+        assert "topsecret" not in caplog.text
 
 
 @pytest.mark.parametrize("place", ["", "Llama-3.1-8B", "v1.0/model"])

@@ -1,8 +1,10 @@
 import json
 import os
+import threading
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megamind_ray.config import RetryConfig
 from megamind_ray.core.manifest import FileChecksums
 from megamind_ray.errors import IntegrityError, RequestError
 from megamind_ray.io import (
@@ -265,6 +268,27 @@ def test_a_sidecar_that_cannot_be_written_says_where_else(folder: Path) -> None:
 
     with pytest.raises(RequestError, match=r"one.safetensors/sums.json: the sidecar cannot be written .*give a path"):
         write_sidecar(sidecar, folder / "one.safetensors" / "sums.json")
+
+
+def test_a_storage_that_takes_nothing_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, writes = threading.Event(), []
+
+    def take(path: str, raw: bytes) -> None:
+        writes.append((path, len(raw)))
+        released.wait(30)
+
+    monkeypatch.setattr(
+        "megamind_ray.io.sidecar.fsspec_filesystem", lambda *_: (SimpleNamespace(pipe_file=take), "b/sums.json")
+    )
+    path = folder / "megamind-checksums.json"
+    retry = RetryConfig(attempts=2, first_wait_s=0.0, max_wait_s=0.0, request_s=0.02)
+    try:
+        with pytest.raises(RequestError, match=r"gs://b/sums.json: the sidecar cannot be written .*failed 2 times"):
+            write_sidecar(read_sidecar(path), "gs://b/sums.json", retry=retry)
+    finally:
+        released.set()
+
+    assert writes == [("b/sums.json", path.stat().st_size)] * 2
 
 
 def test_a_failed_write_leaves_the_old_sidecar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
