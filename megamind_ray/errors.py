@@ -21,16 +21,17 @@ __all__ = [
     "masked",
 ]
 
-# Before the host: user and password. "hf://NAME@REVISION" has none.
-_USER: Final = re.compile(r"(https?://)[^/\s@'\"]+@|([A-Za-z][\w+.-]*://)[^/\s@:'\"]+:[^/\s@'\"]+@", re.IGNORECASE)
-_QUERY: Final = re.compile(r"([A-Za-z][\w+.-]*://[^\s?'\"]*\?)([^\s'\"]+)")
+# Before the host, up to the last "@" in front of it: user and password. "hf://NAME@REVISION" has none.
+_USER: Final = re.compile(r"(https?://)[^/\s]+@|([A-Za-z][\w+.-]*://)[^/\s@:]*:[^/\s]+@", re.IGNORECASE)
+# Also of a file's name alone, as an address was cut into a folder and names.
+_QUERY: Final = re.compile(r"([^\s?'\"]\?)([^\s'\"]+)")
 # Of a signed address every value may be a secret; what ends the sentence is not part of it.
 _VALUE: Final = re.compile(r"=[^&]*?(?=[:;,.)]*(?:&|$))")
 
 
 def masked(text: str) -> str:
     """The text without what addresses in it may carry as secrets: user, password, values of the query."""
-    if "://" not in text:
+    if "://" not in text and "?" not in text:
         return text
     text = _USER.sub(lambda match: f"{match[1] or match[2]}***@", text)
     return _QUERY.sub(lambda match: match[1] + _VALUE.sub("=***", match[2]), text)

@@ -9,6 +9,7 @@ import typer
 
 from megamind_ray.cli.options import AsJson, Uri, examples
 from megamind_ray.cli.output import Output
+from megamind_ray.errors import masked
 from megamind_ray.report.terminal import printable
 
 __all__ = ["EXAMPLES", "inspect_command"]
@@ -40,7 +41,13 @@ def inspect_command(
         lines: list[str] = []
         if tensors:
             rows = [
-                (tensor.name, tensor.dtype.label, list(tensor.shape), tensor.nbytes, manifest.files[tensor.file].path)
+                (
+                    tensor.name,
+                    tensor.dtype.label,
+                    list(tensor.shape),
+                    tensor.nbytes,
+                    masked(manifest.files[tensor.file].path),
+                )
                 for tensor in manifest.tensors.values()
             ]
             document["tensors"] = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]

@@ -12,7 +12,7 @@ import typer
 from megamind_ray.cli.interrupts import terminated_as_interrupt
 from megamind_ray.cli.options import AsJson, ConfigFile, examples
 from megamind_ray.cli.output import Output, stderr_console
-from megamind_ray.errors import RequestError
+from megamind_ray.errors import RequestError, masked
 from megamind_ray.units import format_bytes, format_duration, format_rate, parse_bytes
 
 if TYPE_CHECKING:
@@ -221,7 +221,11 @@ def _show(config: Path | None) -> tuple[dict[str, Any], RenderableType]:
 
     found, origins = find_profile(), setting_origins(config)
     sections = dataclasses.asdict(load_config(config))
-    values = {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
+    values = {
+        f"{section}.{name}": _without_secrets(value)
+        for section, fields in sections.items()
+        for name, value in fields.items()
+    }
     document = {
         "profile": {
             "path": None if found.path is None else str(found.path),
@@ -234,6 +238,12 @@ def _show(config: Path | None) -> tuple[dict[str, Any], RenderableType]:
     }
     rows = ((name, shown_value(name, values[name]), origin) for name, origin in origins.items())
     return document, Group(Text(_profile_line(found) + "\n"), plain_table(("setting", "value", "from"), rows))
+
+
+def _without_secrets(value: object) -> object:
+    if isinstance(value, tuple):
+        return tuple(map(_without_secrets, value))
+    return masked(value) if isinstance(value, str) else value
 
 
 def _as_dict(value: Any) -> dict[str, Any] | None:

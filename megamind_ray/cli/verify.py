@@ -12,7 +12,7 @@ from megamind_ray.cli.exit_codes import FAILED
 from megamind_ray.cli.interrupts import terminated_as_interrupt
 from megamind_ray.cli.options import AsJson, ConfigFile, Mirrors, SidecarPath, Uri, examples
 from megamind_ray.cli.output import Output
-from megamind_ray.errors import MegamindError, RequestError, listed
+from megamind_ray.errors import MegamindError, RequestError, listed, masked
 from megamind_ray.units import format_bytes
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def verify_command(
             output.emit(*_record(uri, sidecar, settings))
             return
         results = _verify(uri, mirror or [], sidecar, settings)
+        results = [(masked(name), result) for name, result in results]
         own, *mirrors = [_document(name, result) for name, result in results]
         ok = all(_is_ok(result) for _, result in results)
         document = {**own, "ok": ok, "mirrors": mirrors} if mirror else own
@@ -90,14 +91,14 @@ def _record(uri: str, path: str | None, settings: Config) -> tuple[dict[str, Any
         recorded = record_checksums(
             manifest,
             chunk_bytes=settings.io.chunk_bytes,
-            threads=settings.io.reads_in_flight(manifest.root),
+            io=settings.io,
             retry=settings.retry,
             on_progress=progress.show,
         )
-    write_sidecar(recorded, target)
+    write_sidecar(recorded, target, retry=settings.retry)
     document: dict[str, Any] = {
-        "uri": uri,
-        "recorded": target,
+        "uri": masked(uri),
+        "recorded": masked(target),
         "chunk_bytes": recorded.chunk_bytes,
         "num_files": len(recorded.files),
         "num_chunks": sum(len(file.chunks_crc32) for file in recorded.files),
@@ -106,7 +107,7 @@ def _record(uri: str, path: str | None, settings: Config) -> tuple[dict[str, Any
     chunks, files = count_of(document["num_chunks"], "chunk"), count_of(document["num_files"], "file")
     return document, (
         f"recorded {chunks} of {format_bytes(recorded.chunk_bytes)} "
-        f"({files}, {format_bytes(document['num_bytes'])}) in {target}"
+        f"({files}, {format_bytes(document['num_bytes'])}) in {masked(target)}"
     )
 
 
@@ -131,11 +132,11 @@ def _verify(
         )
 
     def check(name: str, copy: Manifest) -> VerifyResult:
-        with BytesProgress(f"verifying {name}" if mirrors else "verifying") as progress:
+        with BytesProgress(f"verifying {masked(name)}" if mirrors else "verifying") as progress:
             return verify_checksums(
                 copy,
                 digests=digests,
-                threads=settings.io.reads_in_flight(copy.root),
+                io=settings.io,
                 retry=settings.retry,
                 on_progress=progress.show,
             )

@@ -110,7 +110,7 @@ def summarize_manifest(manifest: Manifest) -> ManifestSummary:
             for dtype, (tensors, elements, nbytes) in sorted(by_dtype.items(), key=lambda item: (-item[1][2], item[0]))
         ),
         files=tuple(
-            FileShare(path=file.path, size_bytes=file.size_bytes, num_tensors=count)
+            FileShare(path=masked(file.path), size_bytes=file.size_bytes, num_tensors=count)
             for file, count in zip(manifest.files, per_file, strict=True)
         ),
         tied=dict(manifest.tied),

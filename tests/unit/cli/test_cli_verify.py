@@ -6,6 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from megamind_ray.testing.range_server import RangeServer
+
 
 def flip_bit(path: Path, offset: int) -> None:
     """Changes one bit in place, and nothing that the file system tells of the file."""
@@ -181,3 +185,34 @@ def test_a_mirror_of_an_unknown_kind_is_refused_before_a_load_begins(megamind: A
 
     assert result.code == 2
     assert "ftp:// is not supported" in result.stderr
+
+
+def test_a_checkpoint_on_the_web_is_held_to_its_recording(megamind: Any, checkpoint: Path) -> None:
+    with RangeServer(checkpoint) as server:
+        before = megamind("verify", server.uri)
+        megamind("verify", "--record", checkpoint)
+        after = megamind("verify", server.uri, "--mirror", server.uri, "--json")
+
+    assert before.code == 2
+    assert "no checksums were recorded and its storage has none" in before.stderr
+    assert (after.code, after.document["ok"], after.document["digests"]) == (0, True, [])
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_secrets_of_addresses_are_not_shown(
+    megamind: Any, checkpoint: Path, tmp_path: Path, as_json: tuple[str, ...]
+) -> None:
+    file, sums = checkpoint / "model.safetensors", tmp_path / "sums.json"
+    with RangeServer(checkpoint) as server:
+        base = server.uri.replace("://", "://ada:sw@rdfish@")
+        uri = f"{base}/model.safetensors?sig=f00d42"
+        recorded = megamind("verify", "--record", uri, "--sidecar", sums, *as_json)
+        flip_bit(file, -3 % file.stat().st_size)
+        checked = megamind("verify", uri, "--sidecar", sums, "--mirror", f"{base}/none?sig=f00d42", *as_json)
+        inspected = megamind("inspect", uri, "--tensors", *as_json)
+
+    assert (recorded.code, checked.code, inspected.code) == (0, 1, 0)
+    shown = "".join(result.stdout + result.stderr for result in (recorded, checked, inspected))
+    assert "model.safetensors?sig=***" in shown
+    assert "rdfish" not in shown
+    assert "f00d42" not in shown

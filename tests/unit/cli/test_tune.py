@@ -158,8 +158,19 @@ def test_show_says_where_each_value_comes_from(megamind: Any, file: Path, scratc
     assert f"profile: none; `megamind tune` writes {file}" in before.stdout
     origins = {item["name"]: (item["value"], item["origin"]) for item in after["settings"]}
     assert origins["io.direct"] == ("always", f"profile {file}")
-    assert origins["io.read_threads"] == (4, "default")
+    assert origins["io.read_threads"] == (8, "default")
     assert after["profile"]["state"] == "in force"
+
+
+def test_show_has_no_secrets_of_mirrors(megamind: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGAMIND_IO_MIRRORS", "https://ada:topsecret@h/m?sig=f00d42,s3://b/m")
+
+    for argv in (("tune", "--show"), ("tune", "--show", "--json")):
+        shown = megamind(*argv).stdout
+        assert "https://***@h/m?sig=***" in shown
+        assert "s3://b/m" in shown
+        assert "topsecret" not in shown
+        assert "f00d42" not in shown
 
 
 def test_show_says_that_it_is_switched_off(megamind: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
