@@ -40,6 +40,11 @@ def setting_rows(
     kinds = {one.name: one.kind for one in contenders}
     right = [name for name in seconds if kinds[name] == "peer" and outcome.wrong[name] == 0]
     best_peer = min(right, key=lambda name: statistics.median(seconds[name]), default=None)
+    if best_peer is not None:  # what nobody could be faster than the best peer by
+        bound = [theirs / limit for theirs, limit in zip(seconds[best_peer], seconds["limit"], strict=True)]
+        rows.append(
+            _result.Measurement(name=f"{setting}: limit / best peer", unit="ratio", samples=bound, better="higher")
+        )
     for name in (one.name for one in contenders if one.kind == "ours" and one.name in seconds):
         references = [("limit", _LIMIT_TARGET if setting in _PEER_TARGETS else None)]
         if best_peer is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from megamind_ray.device.arena import Arena as Memory
 from megamind_ray.device.arena import HostArena
@@ -10,7 +11,10 @@ from megamind_ray.device.memory import device_budget_bytes
 from megamind_ray.errors import RequestError
 from megamind_ray.units import format_bytes, parse_bytes
 
-__all__ = ["Arena"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Arena", "memory_of"]
 
 
 class Arena:
@@ -50,23 +54,23 @@ class Arena:
         asked_bytes = parse_bytes(budget, what="budget of the arena")
         if asked_bytes <= 0:
             raise RequestError(f"budget of the arena = {budget!r}: must be more than nothing")
-        budget_bytes = device_budget_bytes(str(target), asked_bytes)
-        self.memory = _make(str(target), budget_bytes, prefault=prefault, poison=poison)
+        budget_bytes = device_budget_bytes(target.type if target.type == "cpu" else str(target), asked_bytes)
+        self._memory = _make(target, budget_bytes, prefault=prefault, poison=poison)
 
     @property
     def device(self) -> str:
         """As torch names it."""
-        return self.memory.device
+        return self._memory.device
 
     @property
     def budget_bytes(self) -> int:
         """Size."""
-        return self.memory.budget_bytes
+        return self._memory.budget_bytes
 
     @property
     def free_bytes(self) -> int:
         """Bytes that no tensor uses; a load needs them in one piece."""
-        return self.memory.free_bytes
+        return self._memory.free_bytes
 
     def require_device(self, device: str | None) -> None:
         """Makes sure that somebody who names a device means this one.
@@ -78,19 +82,25 @@ class Arena:
             return
         from megamind_ray.engine.state_dict import check_device
 
-        if check_device(device) not in (check_device(self.device), check_device(self.device.partition(":")[0])):
+        asked, own = check_device(device), check_device(self.device)
+        if asked.type != own.type or (own.type == "cuda" and asked.index != own.index):
             raise RequestError(f"device={device!r}, but the arena is on {self.device}; leave the device out")
 
     def __repr__(self) -> str:
         return f"Arena({format_bytes(self.budget_bytes)} on {self.device}, {format_bytes(self.free_bytes)} free)"
 
 
-def _make(device: str, budget_bytes: int, *, prefault: bool, poison: bool) -> Memory:
-    if device != "cpu":
+def _make(device: torch.device, budget_bytes: int, *, prefault: bool, poison: bool) -> Memory:
+    if device.type != "cpu":
         from megamind_ray.device.cuda import CudaArena
 
-        return CudaArena(budget_bytes, device=device, poison=poison)
+        return CudaArena(budget_bytes, device=str(device), poison=poison)
     host = HostArena(budget_bytes, poison=poison, keep_pages=True)
     if prefault:
         host.prefault(len(os.sched_getaffinity(0)))
     return host
+
+
+def memory_of(arena: Arena) -> Memory:
+    """The memory itself, for the engine."""
+    return arena._memory

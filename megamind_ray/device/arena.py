@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import itertools
 import mmap
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -17,8 +21,9 @@ from megamind_ray.core.program import View
 from megamind_ray.device.dtypes import torch_layout
 from megamind_ray.device.holes import HoleList
 from megamind_ray.device.lease import Lease, LeaseBook
+from megamind_ray.device.memory import host_memory
 from megamind_ray.device.strided import Bytes, Runs, copy_runs
-from megamind_ray.errors import CapacityError
+from megamind_ray.errors import CapacityError, RequestError
 from megamind_ray.io.checksum import crc32
 from megamind_ray.units import format_bytes
 
@@ -134,6 +139,7 @@ class ArenaLedger:
         self._holes = HoleList(budget_bytes)
         self._epochs = itertools.count(1)
         self._lock = threading.Lock()
+        self._sweeping = threading.Lock()
         self._expiring: dict[int, Allocation] = {}
 
     @property
@@ -161,19 +167,27 @@ class ArenaLedger:
         """Has the range given back by a ``sweep`` after its last lease was returned."""
         with self._lock:
             self._expiring[allocation.epoch] = allocation
-        self.leases.expire(allocation.epoch)
+        try:
+            self.leases.expire(allocation.epoch)
+        except RequestError:
+            with self._lock:
+                del self._expiring[allocation.epoch]
+            raise
 
     def sweep(self, wipe: Callable[[Allocation], None]) -> None:
-        """Gives back what nobody uses any more."""
-        for epoch in self.leases.take_expired():
-            with self._lock:
-                allocation = self._expiring.pop(epoch)
-            self._give_back(allocation, wipe)
+        """Gives back what nobody uses any more; who comes while another thread does, finds it done."""
+        with self._sweeping:
+            for epoch in self.leases.take_expired():
+                with self._lock:
+                    allocation = self._expiring.pop(epoch)
+                self._give_back(allocation, wipe)
 
     def _give_back(self, allocation: Allocation, wipe: Callable[[Allocation], None]) -> None:
-        wipe(allocation)
-        with self._lock:
-            self._holes.give(allocation.offset, allocation.offset + allocation.nbytes)
+        try:
+            wipe(allocation)
+        finally:
+            with self._lock:
+                self._holes.give(allocation.offset, allocation.offset + allocation.nbytes)
 
     def _full(self, nbytes: int) -> CapacityError:
         free, largest = self._holes.free_bytes, self._holes.largest_bytes
@@ -287,10 +301,20 @@ class HostArena(LedgerArena):
 
     def _take_pages(self, share: tuple[int, int]) -> None:
         begin, end = share
-        try:
-            self._mapping.madvise(_MADV_POPULATE_WRITE, begin, end - begin)
-        except OSError:  # before Linux 5.14; only called while nobody has an allocation, so any value will do
-            self._bytes[begin:end:_PAGE_BYTES] = 0
+        data = self._bytes[begin:end]
+        # By the C library, as Python's own call keeps the GIL for all of it.
+        if not _libc().madvise(data.ctypes.data, data.nbytes, _MADV_POPULATE_WRITE):
+            return
+        error = ctypes.get_errno()
+        if error != errno.EINVAL:
+            raise CapacityError(
+                f"{self._ledger.where}: {format_bytes(self.budget_bytes)} of memory could not be taken "
+                f"({os.strerror(error)}); lower the budget, or end what else runs",
+                where=self._ledger.where,
+                needed_bytes=self.budget_bytes,
+                free_bytes=host_memory().free_bytes,
+            )
+        data[::_PAGE_BYTES] = 0  # before Linux 5.14; called while nobody has an allocation, so any value will do
 
     def host_bytes(self, allocation: Allocation) -> Bytes:
         return self._bytes[allocation.offset : allocation.offset + allocation.nbytes]
@@ -331,6 +355,13 @@ class _LeasedBytes:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return self.data.__array_interface__
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return library
 
 
 def host_buffer(nbytes: int) -> Bytes:

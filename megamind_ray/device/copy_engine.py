@@ -132,7 +132,7 @@ class CopyEngine:
             return None
         stream = self._to_device[next(self._turns) % len(self._to_device)]
         what = f"a copy of {format_bytes(dst.nbytes)} to the device"
-        with self._queued(stream, what, self._hold(src), src) as (held, kept):
+        with self._queued(stream, what, lambda: self._hold(src), src) as (held, kept):
             target = _runs(flat, dst) if dst.contiguous else flat.new_empty(dst.nbytes)
             for piece in held.pieces:
                 source = _tensor(_readable(src, piece))
@@ -163,7 +163,7 @@ class CopyEngine:
             return None
         self._to_host.follow_current()
         what = f"a copy of {format_bytes(src.nbytes)} to the host"
-        with self._queued(self._to_host, what, Held((Piece(0, dst.nbytes),)), dst) as (_, kept):
+        with self._queued(self._to_host, what, lambda: Held((Piece(0, dst.nbytes),)), dst) as (_, kept):
             packed = _runs(flat, src).reshape(-1)
             _tensor(dst).copy_(packed, non_blocking=True)
             kept.append(packed)  # on this stream the allocator would not reuse it too early; on the caller's it might
@@ -172,7 +172,7 @@ class CopyEngine:
     def fill(self, flat: torch.Tensor, value: int) -> CopyTicket:
         """Writes a byte value all over device memory."""
         what = f"filling {format_bytes(flat.numel())}"
-        with self._queued(self._to_device[0], what, Held(())) as (_, kept):
+        with self._queued(self._to_device[0], what, lambda: Held(())) as (_, kept):
             flat.fill_(value)
         return self._last(kept)
 
@@ -193,6 +193,8 @@ class CopyEngine:
         Raises:
             ClusterError: It failed, or did not get there.
         """
+        if self._lost is not None and not done():
+            self._refuse_when_lost()  # deadlines of many copies would add up
         try:
             wait_until(done, deadline_s=self._deadline_s, what=f"device {self._device}: {what}")
         except ClusterError as error:
@@ -205,13 +207,16 @@ class CopyEngine:
         return self.registry.hold(src)
 
     @contextmanager
-    def _queued(self, stream: CopyStream, what: str, held: Held, *memory: Bytes) -> Iterator[tuple[Held, list[object]]]:
+    def _queued(
+        self, stream: CopyStream, what: str, hold: Callable[[], Held], *memory: Bytes
+    ) -> Iterator[tuple[Held, list[object]]]:
         """Queues what is done inside, and puts its ticket at the end of the list of what is to be kept until then."""
         import torch
 
         kept: list[object] = list(memory)
         self._refuse_when_lost()
         self._forget_finished()
+        held = hold()
         try:
             with stream.queueing():
                 yield held, kept

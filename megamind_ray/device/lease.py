@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -109,16 +110,23 @@ class LeaseBook:
             del self._held[epoch]
 
     def expire(self, epoch: int) -> None:
-        """Ends an epoch with the last lease of it, whenever that is returned; ``take_expired`` then tells."""
+        """Ends an epoch with the last lease of it, whenever that is returned; ``take_expired`` then tells.
+
+        Raises:
+            RequestError: It has ended before.
+        """
         with self._changed:
+            if epoch not in self._held:
+                raise RequestError(f"arena memory of epoch {epoch} was given back before; give it back once")
             self._expiring.add(epoch)
             self._end_if_unused(epoch)
 
     def take_expired(self) -> list[int]:
         """Epochs that ended by themselves since the last call."""
         expired = []
-        while self._expired:
-            expired.append(self._expired.popleft())
+        with suppress(IndexError):  # another thread may take the last one, or the collector add one, at any time
+            while True:
+                expired.append(self._expired.popleft())
         return expired
 
     def _returned(self, epoch: int) -> None:

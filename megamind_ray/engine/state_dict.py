@@ -169,6 +169,8 @@ def check_device(device: str | torch.device) -> torch.device:
         ) from error
     if found.type == "meta":
         raise RequestError("device 'meta' holds no bytes; take 'cpu', or a device of torch's")
+    if str(found) == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
     return found
 
 

@@ -48,33 +48,39 @@ class LocalSource(OpenSource):
         # Non-blocking, since opening a named pipe would wait for a writer for ever.
         self._fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self._direct_fd: int | None = None
-        status = os.fstat(self._fd)
-        if not stat.S_ISREG(status.st_mode):
-            self.close()
-            raise RequestError(f"{name}: is not a regular file; give a safetensors file or a folder with some")
-        super().__init__(name, _version(status))
-        self._direct = direct
-        self._no_direct = direct == "auto" and is_network_file_system(status.st_dev)
-        self._lock = threading.Lock()
         self._probe: PageCacheProbe | None = None
-        if direct == "auto" and not self._no_direct:
+        self._direct = direct
+        self._no_direct = False
+        self._lock = threading.Lock()
+        try:
+            status = os.fstat(self._fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise RequestError(f"{name}: is not a regular file; give a safetensors file or a folder with some")
+            super().__init__(name, _version(status))
+            self._prepare(status)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, status: os.stat_result) -> None:
+        if self._direct != "auto":
+            return
+        self._no_direct = is_network_file_system(status.st_dev)
+        if not self._no_direct:
             self._probe = PageCacheProbe(self._fd, status.st_size)
             # What is read through the cache is in it, or short, like a header: nothing to read ahead for.
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
-        self._local = threading.local()
 
     def read_into(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> None:
         view = buffer.cast("B")
         self.require_inside(offset, view.nbytes)
-        fd = self._direct_fd_for(offset, view.nbytes, past_cache=past_cache)
-        if fd is None or not self._read_direct(fd, offset, view):
+        if not self._read_past_cache(offset, view, wanted=past_cache):
             self._read_buffered(offset, view)
 
     def read_summed(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> int:
         view = buffer.cast("B")
         self.require_inside(offset, view.nbytes)
-        fd = self._direct_fd_for(offset, view.nbytes, past_cache=past_cache)
-        if fd is not None and self._read_direct(fd, offset, view):
+        if self._read_past_cache(offset, view, wanted=past_cache):
             return crc32(view)
         value = 0
         for begin in range(0, view.nbytes, _SUMMED_PIECE_BYTES):
@@ -87,10 +93,23 @@ class LocalSource(OpenSource):
         return _version(os.fstat(self._fd))
 
     def close(self) -> None:
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            probe.close()
         fds, self._fd, self._direct_fd = (self._fd, self._direct_fd), -1, None
         for fd in fds:
             if fd is not None and fd >= 0:
                 os.close(fd)
+
+    def _read_past_cache(self, offset: int, view: memoryview, *, wanted: bool) -> bool:
+        """Reads with ``O_DIRECT`` where that is wanted, or better; False where it has to be an ordinary read."""
+        fd = self._direct_fd_for(offset, view.nbytes, past_cache=wanted)
+        if fd is not None and self._read_direct(fd, offset, view):
+            return True
+        if wanted:  # the next best: the kernel forgets whole pages only
+            begin, end = _floor(offset), _ceil(offset + view.nbytes)
+            os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_DONTNEED)
+        return False
 
     def _read_buffered(self, offset: int, view: memoryview) -> None:
         done = 0
@@ -109,7 +128,7 @@ class LocalSource(OpenSource):
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
-            self._no_direct = True
+            self._give_direct_up()
             return False
         return True
 
@@ -121,7 +140,7 @@ class LocalSource(OpenSource):
         """
         begin, end = _floor(offset), offset + view.nbytes
         first, last = _ceil(offset), _floor(end)
-        bounce = self._bounce()
+        bounce = _bounce()
         if first >= last or (_address(view) - offset) % DIRECT_ALIGNMENT_BYTES:
             count = os.preadv(fd, [bounce[: _ceil(end) - begin]], begin)
             filled = self._filled(begin, count, offset, end)
@@ -146,8 +165,6 @@ class LocalSource(OpenSource):
 
     def _direct_fd_for(self, offset: int, num_bytes: int, *, past_cache: bool) -> int | None:
         if self._no_direct or self._direct == "never" or num_bytes < DIRECT_ALIGNMENT_BYTES:
-            if past_cache:
-                os.posix_fadvise(self._fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)
             return None
         wanted = past_cache or self._direct == "always" or self._is_cold(offset, num_bytes)
         return self._open_direct() if wanted else None
@@ -165,16 +182,24 @@ class LocalSource(OpenSource):
                     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
                     self._direct_fd = os.open(f"/proc/self/fd/{self._fd}", flags)
                 except OSError:  # the file system knows no direct reads
-                    self._no_direct = True
+                    self._give_direct_up()
         return self._direct_fd
 
-    def _bounce(self) -> memoryview:
-        """The aligned buffer of this thread."""
-        found: memoryview | None = getattr(self._local, "bounce", None)
-        if found is None:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            found = self._local.bounce = memoryview(mmap.mmap(-1, _BOUNCE_BYTES, flags=flags))
-        return found
+    def _give_direct_up(self) -> None:
+        self._no_direct = True
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_NORMAL)  # from now on everything is read through the cache
+
+
+_of_thread = threading.local()
+
+
+def _bounce() -> memoryview:
+    """The aligned buffer of this thread, for all files: a model may have hundreds."""
+    found: memoryview | None = getattr(_of_thread, "bounce", None)
+    if found is None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        found = _of_thread.bounce = memoryview(mmap.mmap(-1, _BOUNCE_BYTES, flags=flags))
+    return found
 
 
 def _floor(offset: int) -> int:

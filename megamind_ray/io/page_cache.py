@@ -6,16 +6,14 @@ import ctypes
 import mmap
 import os
 import random
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Final
-
-import numpy as np
+from typing import Any, Final
 
 __all__ = ["PageCacheProbe", "is_network_file_system"]
 
 _NUM_SAMPLES: Final = 3
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
 # Network file systems read ahead and cache by rules of their own, and some accept O_DIRECT only to emulate it.
 _NETWORK_TYPES: Final = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "virtiofs"}
@@ -39,11 +37,19 @@ class PageCacheProbe:
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._fd = fd
+        self._size_bytes = size_bytes
         self._address: int | None = None
         if size_bytes and _mincore_is_honest(fd):
-            # Never read through: a mapping alone reads nothing, and a file that shrinks cannot kill the process.
-            self._mapping = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-            self._address = np.frombuffer(self._mapping, np.uint8).ctypes.data
+            # Never read through: a mapping alone reads nothing, and a file that shrinks cannot kill the process. By the
+            # C library, as Python's own mapping would keep a descriptor open.
+            found = _libc().mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+            self._address = None if found in (None, _MAP_FAILED) else found
+
+    def close(self) -> None:
+        """Gives the mapping back; nobody asks any more."""
+        address, self._address = self._address, None
+        if address is not None:
+            _libc().munmap(address, self._size_bytes)
 
     def is_cached(self, offset: int, num_bytes: int) -> bool:
         """Whether all sampled pages of ``[offset, offset + num_bytes)`` are in memory."""
@@ -55,7 +61,7 @@ class PageCacheProbe:
         step = max(1, (num_bytes - 1) // (_NUM_SAMPLES - 1))
         for place in range(offset, offset + num_bytes, step):
             page = place // mmap.PAGESIZE * mmap.PAGESIZE
-            if _mincore()(self._address + page, 1, resident):
+            if _libc().mincore(self._address + page, 1, resident):
                 return True  # the kernel refuses to tell: read as everybody does
             if not resident.raw[0] & 1:
                 return False
@@ -70,6 +76,7 @@ class PageCacheProbe:
             return True
 
 
+@cache
 def is_network_file_system(device: int) -> bool:
     """Whether files with this ``st_dev`` come over a network, as far as the kernel's mount table tells."""
     kind = _file_system_types().get(device, "")
@@ -82,12 +89,15 @@ def _mincore_is_honest(fd: int) -> bool:
 
 
 @cache
-def _mincore() -> Callable[[int, int, object], int]:
-    # With the GIL held: it takes a microsecond, and giving the GIL away may cost a hundred.
-    function = ctypes.PyDLL(None).mincore
-    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    function.restype = ctypes.c_int
-    return function
+def _libc() -> Any:
+    # With the GIL held: these calls take microseconds, and giving the GIL away may cost a hundred.
+    library = ctypes.PyDLL(None)
+    number, address, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+    library.mincore.argtypes = (address, size, address)
+    library.mmap.argtypes = (address, size, number, number, number, ctypes.c_int64)
+    library.mmap.restype = address
+    library.munmap.argtypes = (address, size)
+    return library
 
 
 def _file_system_types() -> dict[int, str]:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file as reference_load_file
 from safetensors.torch import save_file
 
 import megamind_ray as mm
+from megamind_ray.api.arena import memory_of
 from megamind_ray.device.arena import POISON
 from megamind_ray.io import default_sidecar_path, record_checksums, write_sidecar
 from megamind_ray.units import KIB, MIB
@@ -103,7 +104,7 @@ def test_each_tensor_has_a_storage_of_its_own(one: Path) -> None:
 
 def test_tensors_keep_the_arena_alive(one: Path) -> None:
     arena = mm.Arena(MIB)
-    memory = weakref.ref(arena.memory)
+    memory = weakref.ref(memory_of(arena))
     tensors = mm.load_file(one, arena=arena)
     del arena
     gc.collect()
@@ -118,7 +119,7 @@ def test_tensors_keep_the_arena_alive(one: Path) -> None:
 def test_poison_shows_a_pointer_that_outlived_its_tensor(one: Path) -> None:
     arena = mm.Arena(MIB, poison=True)
     tensors = mm.load_file(one, arena=arena)
-    stale = np.asarray(memoryview(arena.memory._bytes))[: 16 * KIB]  # type: ignore[attr-defined]
+    stale = np.asarray(memoryview(memory_of(arena)._bytes))[: 16 * KIB]  # type: ignore[attr-defined]
     assert (stale != POISON).any()
     del tensors
 
@@ -139,6 +140,33 @@ def test_loads_side_by_side_share_an_arena(one: Path, two: Path) -> None:
         assert all(pool.map(load, range(40)))
     gc.collect()
     assert arena.free_bytes == arena.budget_bytes
+
+
+def test_what_was_dropped_comes_back_once_whoever_asks(one: Path) -> None:
+    """Many threads ask for room just after a model was dropped; each range is given back by one of them."""
+    arena = mm.Arena(MIB)
+    for _ in range(50):
+        tensors = [mm.load_file(one, arena=arena) for _ in range(3)]
+        del tensors
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(lambda _: arena.free_bytes, range(8))) == {arena.budget_bytes}
+
+
+def test_memory_is_given_back_once() -> None:
+    memory = memory_of(mm.Arena(MIB))
+    allocation = memory.allocate(KIB)
+    memory.free(allocation)
+
+    with pytest.raises(mm.RequestError, match="give it back once"):
+        memory.free_when_unused(allocation)
+    assert memory.free_bytes == MIB
+
+
+def test_a_numbered_cpu_is_the_cpu(one: Path) -> None:
+    arena = mm.Arena(MIB, "cpu:0")
+
+    assert arena.device == "cpu"
+    assert mm.load_file(one, "cpu:0", arena=arena)
 
 
 @pytest.mark.parametrize("budget", ["nonsense", 0, -1, True])

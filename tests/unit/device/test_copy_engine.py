@@ -187,6 +187,20 @@ def test_a_device_that_does_not_answer_is_named_and_gets_no_more_copies() -> Non
         device.engine.to_device(flat, Runs(0, 4, 1, 4), _numbers(4))
 
 
+def test_deadlines_of_copies_to_a_device_that_is_gone_do_not_add_up() -> None:
+    """The second ticket is looked at once: two hundred of them would wait for hours."""
+    device, flat = _Device(deadline_s=0.01), torch.zeros(4, dtype=torch.uint8)
+    device.streams[0].slow = True
+    tickets = [device.engine.to_device(flat, Runs(0, 4, 1, 4), _numbers(4)) for _ in range(2)]
+    assert tickets[0] is not None
+    assert tickets[1] is not None
+    with pytest.raises(ClusterError, match="did not end within"):
+        tickets[0].wait()
+
+    with pytest.raises(ClusterError, match="failed before"):
+        tickets[1].wait()
+
+
 def test_a_device_that_fails_meanwhile_is_named_with_what_it_says() -> None:
     device, flat = _Device(), torch.zeros(4, dtype=torch.uint8)
     device.streams[0].slow = True

@@ -191,9 +191,9 @@ def _file_system(path: Path) -> str:
     ("values", "reason"),
     [
         ({"io.chunk_bytes": 64 * MIB}, "io.extent_bytes"),
-        ({"io.read_threads": 8}, r"shows only in reads of 128.00 MiB or more, there was room for 16.00 MiB"),
-        ({"io.chunk_bytes": 16 * MIB}, "shows only in reads of 128.00 MiB"),
-        ({"io.extent_bytes": 64 * MIB}, "shows only in reads of 1.00 GiB"),
+        ({"io.read_threads": 16}, r"shows only in reads of 256.00 MiB or more, there was room for 16.00 MiB"),
+        ({"io.chunk_bytes": 16 * MIB}, "shows only in reads of 256.00 MiB"),
+        ({"io.extent_bytes": 64 * MIB}, "shows only in reads of 2.00 GiB"),
     ],
 )
 def test_values_that_cannot_show_anything_are_refused(meter: ReadMeter, values: dict[str, object], reason: str) -> None:

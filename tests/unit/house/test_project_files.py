@@ -29,7 +29,13 @@ def pins() -> dict[str, str]:
 
 def test_every_required_package_is_pinned_to_a_version_it_allows(project: dict[str, Any], pins: dict[str, str]) -> None:
     extras = project["project"]["optional-dependencies"]
-    tested = [*project["project"]["dependencies"], *extras["dev"], *extras["http"], *extras["transformers"]]
+    tested = [
+        *project["project"]["dependencies"],
+        *extras["dev"],
+        *extras["hf"],
+        *extras["s3"],
+        *extras["transformers"],
+    ]
     required = [Requirement(text) for text in tested]
 
     for requirement in required:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megamind_ray.config import DirectMode
-from megamind_ray.io import LocalSource, ShortReadError, crc32
+from megamind_ray.io import LocalSource, ShortReadError, crc32, local_source
 from megamind_ray.io.page_cache import PageCacheProbe
 from megamind_ray.units import KIB, MIB
 
@@ -178,5 +178,62 @@ def test_a_probe_that_may_not_ask_for_residency_reads_a_page(cold_path: Path, mo
         assert not probe.is_cached(MIB, 4 * MIB)
         cold_path.read_bytes()
         assert probe.is_cached(MIB, 4 * MIB)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("mode", ["auto", "never"])
+def test_reading_a_part_again_past_the_cache_forgets_the_pages_at_its_ends(cold_path: Path, mode: DirectMode) -> None:
+    """The kernel ignores partial pages when it is told to forget: a wrong copy of one would be read for ever."""
+    cold_path.read_bytes()
+    fd = os.open(cold_path, os.O_RDONLY)
+    probe = PageCacheProbe(fd, SIZE)
+    try:
+        with LocalSource(cold_path, direct=mode) as source:
+            source._no_direct = True  # as on a network file system
+            begin, size = 4096 * 100 + 17, 4096 * 3
+            source.read_into(begin, memoryview(bytearray(size)))
+            assert probe.is_cached(begin, size)
+            forgotten = []
+            source._read_buffered = lambda *_: forgotten.append(probe.is_cached(begin, 1))  # type: ignore[method-assign]
+            source.read_into(begin, memoryview(bytearray(size)), past_cache=True)
+        assert forgotten == [False]
+    finally:
+        probe.close()
+        os.close(fd)
+
+
+def test_threads_have_one_bounce_buffer_however_many_files_they_read(tmp_path: Path, data: bytes) -> None:
+    sources = []
+    for number in range(3):
+        (tmp_path / str(number)).write_bytes(data[:MIB])
+        sources.append(LocalSource(tmp_path / str(number), direct="always"))
+        sources[-1].read_into(3, destination(MIB // 2, 0))
+    buffers = {id(local_source._bounce()) for _ in sources}
+    assert len(buffers) == 1
+    for source in sources:
+        source.close()
+
+
+def test_a_closed_source_keeps_no_descriptor(path: Path) -> None:
+    before = {entry.name for entry in Path("/proc/self/fd").iterdir()}
+    source = LocalSource(path)
+    source.read_into(0, memoryview(bytearray(SIZE)))
+    source.read_into(0, memoryview(bytearray(SIZE)), past_cache=True)
+    source.close()
+    source.close()
+
+    assert {entry.name for entry in Path("/proc/self/fd").iterdir()} == before
+
+
+def test_a_probe_without_a_mapping_asks_with_a_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Address space is limited on some clusters; that must cost time, not the load."""
+    path.read_bytes()
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        probe = PageCacheProbe(fd, 1 << 62)  # more than any address space
+        assert probe._address is None
+        assert probe.is_cached(MIB, MIB)
+        probe.close()
     finally:
         os.close(fd)
