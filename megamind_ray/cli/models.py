@@ -9,6 +9,7 @@ import typer
 
 from megamind_ray.cli.options import Address, AsJson, Fleet, examples
 from megamind_ray.cli.output import Output
+from megamind_ray.errors import masked
 from megamind_ray.units import format_bytes
 
 __all__ = ["MODELS_EXAMPLES", "UNLOAD_EXAMPLES", "models_command", "unload_command"]
@@ -32,12 +33,15 @@ def models_command(address: Address = None, fleet: Fleet = "default", as_json: A
                 format_bytes(model.num_bytes),
                 format_bytes(model.kept_bytes),
                 model.loaded_at,
-                model.uri,
+                masked(model.uri),
             )
             for model in models
         ]
         text = plain_table(("model", "mesh", ">on devices", ">kept in the pool", "loaded at", "checkpoint"), rows)
-        output.emit({"fleet": fleet, "models": [asdict(model) for model in models]}, text if rows else "no models")
+        output.emit(
+            {"fleet": fleet, "models": [{**asdict(model), "uri": masked(model.uri)} for model in models]},
+            text if rows else "no models",
+        )
 
 
 def unload_command(

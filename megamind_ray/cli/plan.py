@@ -10,6 +10,7 @@ import typer
 
 from megamind_ray.cli.options import AllowReplication, AsJson, ConfigFile, Dp, Ep, Pp, RulesFile, Tp, Uri, examples
 from megamind_ray.cli.output import Output
+from megamind_ray.errors import masked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -91,5 +92,5 @@ def _told(made: Plan, hardware: str, explain: Sequence[str]) -> tuple[dict[str, 
     document: dict[str, Any] = {**summary.to_json(), "topology": hardware}
     if not explain:
         return document, [Text(f"planned for {hardware}\n"), plan_tables(summary)]
-    document["explained"] = {tensor: made.explain(tensor) for tensor in explain}
+    document["explained"] = {tensor: masked(made.explain(tensor)) for tensor in explain}
     return document, [Text("\n\n".join(printable(answer, keep="\n") for answer in document["explained"].values()))]

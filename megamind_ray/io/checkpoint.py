@@ -17,7 +17,7 @@ from megamind_ray.io.checksum import crc32
 from megamind_ray.io.layout import Layout, check_link, find_layout
 from megamind_ray.io.request_pool import run_requests
 from megamind_ray.io.safetensors_header import LENGTH_BYTES, Header, header_end, parse_header
-from megamind_ray.io.sidecar import Sidecar, SidecarFile, parse_sidecar, sidecar_location, to_reference
+from megamind_ray.io.sidecar import Sidecar, SidecarFile, parse_sidecar, recorded_path, sidecar_location, to_reference
 from megamind_ray.io.source import Source
 from megamind_ray.io.storage import Browser, PathKind
 
@@ -70,7 +70,7 @@ def open_manifest(
         tensors=tensors,
         config=config,
         tied=tied_names(config, tensors.keys()),
-        reference=None if recorded is None else to_reference(recorded, infos),
+        reference=None if recorded is None else to_reference(recorded, infos, is_web=layout.root.is_web),
         header_bytes=browser.counters.header_bytes,
     )
 
@@ -97,7 +97,8 @@ def _read_files(layout: Layout, recorded: Sidecar | None, browser: Browser, num_
 
     def read(numbered: tuple[int, str]) -> _DataFile:
         number, path = numbered
-        entry = None if recorded is None else entries.get(path) or recorded.entry(path)
+        name = recorded_path(path, is_web=layout.root.is_web)
+        entry = None if recorded is None else entries.get(name) or recorded.entry(name)
         check_link(layout.root, path)
         with _open_data_file(layout, path, browser) as source:
             header = _read_header(source, number, browser, entry, "" if recorded is None else recorded.origin)

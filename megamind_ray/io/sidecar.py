@@ -29,6 +29,7 @@ __all__ = [
     "num_chunks",
     "parse_sidecar",
     "read_sidecar",
+    "recorded_path",
     "require_sidecar_place",
     "sidecar_location",
     "to_reference",
@@ -103,6 +104,11 @@ def default_sidecar_path(manifest: Manifest) -> str:
     root = Location(manifest.root, parse_location(manifest.uri).scheme)
     is_single = len(manifest.files) == 1 and parse_location(manifest.uri).uri == manifest.file_uri(0)
     return sidecar_location(root, [manifest.files[0].path], is_single=is_single).uri
+
+
+def recorded_path(path: str, *, is_web: bool) -> str:
+    """The name of a data file in a sidecar: without the query of an address, a signature that is another one later."""
+    return path.partition("?")[0] if is_web else path
 
 
 def num_chunks(size_bytes: int, data_begin: int, chunk_bytes: int) -> int:
@@ -222,22 +228,27 @@ def _not_written(location: Location, reason: str) -> RequestError:
     )
 
 
-def to_reference(sidecar: Sidecar, files: Sequence[FileInfo]) -> Reference:
+def to_reference(sidecar: Sidecar, files: Sequence[FileInfo], *, is_web: bool = False) -> Reference:
     """The checksums in the order of the manifest's files.
+
+    Args:
+        sidecar: As it was recorded.
+        files: Of the manifest.
+        is_web: Whether they are on a web server.
 
     Raises:
         IntegrityError: The sidecar is of other files, or of another state of them.
     """
     recorded = {file.path: file for file in sidecar.files}
-    present = {file.path for file in files}
-    gone = sorted(recorded.keys() - present)
+    names = [recorded_path(file.path, is_web=is_web) for file in files]
+    gone = sorted(recorded.keys() - set(names))
     if gone:
         raise IntegrityError(
             f"{sidecar.origin}: the sidecar has the file {gone[0]!r}, the checkpoint has not; {_REMEDY}", file=gone[0]
         )
     checksums = []
-    for file in files:
-        entry = recorded.get(file.path) or sidecar.entry(file.path)
+    for name_in_it, file in zip(names, files, strict=True):
+        entry = recorded.get(name_in_it) or sidecar.entry(name_in_it)
         for name, expected, actual in (
             ("size_bytes", entry.size_bytes, file.size_bytes),
             ("data_begin", entry.data_begin, file.data_begin),

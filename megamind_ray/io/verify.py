@@ -15,7 +15,7 @@ from megamind_ray.io.counters import ReadCounters
 from megamind_ray.io.digests import FileDigest, file_digest
 from megamind_ray.io.request_pool import run_requests
 from megamind_ray.io.scan import Progress, Scan, SummedRange
-from megamind_ray.io.sidecar import Sidecar, SidecarFile, check_chunk_bytes
+from megamind_ray.io.sidecar import Sidecar, SidecarFile, check_chunk_bytes, recorded_path
 from megamind_ray.io.stop import Stop
 
 __all__ = [
@@ -169,9 +169,10 @@ def record_checksums(
             raise IntegrityError(
                 f"{check}; the file is damaged, so its checksums are not recorded: fetch it again", file=check.file
             )
+    is_web = parse_location(manifest.root or "/").is_web
     files = (
         SidecarFile(
-            path=file.path,
+            path=recorded_path(file.path, is_web=is_web),
             size_bytes=file.size_bytes,
             data_begin=file.data_begin,
             header_crc32=values[0],

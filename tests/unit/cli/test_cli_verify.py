@@ -208,11 +208,15 @@ def test_secrets_of_addresses_are_not_shown(
         uri = f"{base}/model.safetensors?sig=f00d42"
         recorded = megamind("verify", "--record", uri, "--sidecar", sums, *as_json)
         flip_bit(file, -3 % file.stat().st_size)
+        # Signed anew, as a day later.
+        uri = f"{base}/model.safetensors?sig=f00d43"
         checked = megamind("verify", uri, "--sidecar", sums, "--mirror", f"{base}/none?sig=f00d42", *as_json)
         inspected = megamind("inspect", uri, "--tensors", *as_json)
+        planned = megamind("plan", uri, "--explain", "model.norm.weight", "--allow-replication", *as_json)
 
-    assert (recorded.code, checked.code, inspected.code) == (0, 1, 0)
-    shown = "".join(result.stdout + result.stderr for result in (recorded, checked, inspected))
+    assert (recorded.code, checked.code, inspected.code, planned.code) == (0, 1, 0, 0)
+    assert "f00d" not in sums.read_text()
+    shown = "".join(result.stdout + result.stderr for result in (recorded, checked, inspected, planned))
     assert "model.safetensors?sig=***" in shown
     assert "rdfish" not in shown
-    assert "f00d42" not in shown
+    assert "f00d" not in shown
