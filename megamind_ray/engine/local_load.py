@@ -89,20 +89,13 @@ def load_plan(
             for agent in agents:
                 readers.callback(agent.reader.close)
             transfer_s = time.perf_counter()
-
-            def end_reading() -> None:
-                for agent in agents:
-                    agent.reader.stop()
-                for session in sessions:
-                    session.stop()
-
             run_team(
                 _work(agents, sessions),
                 _call,
                 num_threads=config.io.reads_in_flight(manifest.root),
                 name="local-load",
                 stop=stop,
-                on_failure=end_reading,
+                on_failure=partial(_end_reading, agents, sessions),
             )
             for agent in agents:
                 agent.reader.check_unchanged()
@@ -157,6 +150,13 @@ def _work(agents: Sequence[_Agent], sessions: Sequence[RankSession]) -> Iterable
         for queue in queues:
             if turn < len(queue):
                 yield queue[turn]
+
+
+def _end_reading(agents: Sequence[_Agent], sessions: Sequence[RankSession]) -> None:
+    for agent in agents:
+        agent.reader.stop()
+    for session in sessions:
+        session.stop()
 
 
 def _call(action: Callable[[], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -169,19 +169,7 @@ def record_checksums(
             raise IntegrityError(
                 f"{check}; the file is damaged, so its checksums are not recorded: fetch it again", file=check.file
             )
-    is_web = parse_location(manifest.root or "/").is_web
-    files = (
-        SidecarFile(
-            path=recorded_path(file.path, is_web=is_web),
-            size_bytes=file.size_bytes,
-            data_begin=file.data_begin,
-            header_crc32=values[0],
-            chunks_crc32=tuple(values[1:]),
-        )
-        for file, values in zip(manifest.files, sums, strict=True)
-    )
-    created_at = datetime.now(UTC).isoformat(timespec="seconds")
-    return Sidecar(chunk_bytes=grid_bytes, created_at=created_at, files=tuple(files))
+    return _sidecar(manifest, grid_bytes, sums)
 
 
 def verify_checksums(
@@ -256,6 +244,23 @@ def _compare(manifest: Manifest, scan: Scan) -> tuple[int, tuple[Mismatch, ...]]
         if item.crc32 != expected:
             mismatches.append(_mismatch(manifest, item, expected))
     return num_chunks, tuple(mismatches)
+
+
+def _sidecar(manifest: Manifest, chunk_bytes: int, sums: Sequence[Sequence[int]]) -> Sidecar:
+    """Of the checksums of each file, the header's first."""
+    is_web = parse_location(manifest.root or "/").is_web
+    files = (
+        SidecarFile(
+            path=recorded_path(file.path, is_web=is_web),
+            size_bytes=file.size_bytes,
+            data_begin=file.data_begin,
+            header_crc32=values[0],
+            chunks_crc32=tuple(values[1:]),
+        )
+        for file, values in zip(manifest.files, sums, strict=True)
+    )
+    created_at = datetime.now(UTC).isoformat(timespec="seconds")
+    return Sidecar(chunk_bytes=chunk_bytes, created_at=created_at, files=tuple(files))
 
 
 def known_digests(manifest: Manifest, *, retry: RetryConfig | None = None) -> dict[int, FileDigest]:
