@@ -171,6 +171,7 @@ class RankSession:
             num_threads=min(self._config.io.reads_in_flight(self.program.files.root), len(self.program.extents)),
             name=f"rank-{self.program.rank}-read",
             stop=stop or self._stop,
+            on_failure=self._reader.stop,
         )
 
     def read_extent(self, row: int) -> None:
