@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -145,9 +146,8 @@ def run_rounds(
     outcome = Outcome()
     for index in range(num_rounds + 1):
         running = [one for one in contenders if outcome.states.get(one.name, "ok") == "ok" or one.name in outcome.wrong]
-        # Another one begins each time, so that nobody always follows the same neighbour.
-        turn = index % max(len(running), 1)
-        for contender in [*running[turn:], *running[:turn]]:
+        random.Random(index).shuffle(running)  # so that nobody always follows the same neighbour
+        for contender in running:
             _take_turn(checkpoint, contender, setting, recycled, outcome, counts=index > 0)
         rates = (f"{name} {checkpoint.nbytes / taken[-1] / 1e9:.2f}" for name, taken in outcome.seconds.items())
         say(f"{setting.name}, round {index} of {num_rounds}, GB/s: {', '.join(rates) or 'checked, not counted'}")

@@ -6,7 +6,7 @@ Settings: ``cold`` (files not in the page cache, fresh memory), ``warm`` (files 
 process had before). The limit is the same bytes read by the simplest parallel code, the fastest of several ways;
 ``limit, were it a mapping`` is for information, since a file that is cut short then kills the process.
 
-Each round runs every contender once, another one first each time. Ratios are of neighbours in one round, and the value
+Each round runs every contender once, in another order each time. Ratios are of neighbours in one round, and the value
 is their median. All tensors are compared with the files before anything counts. Fresh memory is new to the process, and
 not new to the machine: what a host takes back from a virtual machine is fetched before each load.
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Arena", "memory_of"]
 
+_MAKE_ROOM = "drop tensors of earlier loads"
+
 
 class Arena:
     """Memory of a fixed size for tensors of ``load_file`` and ``load_state_dict``, used again by later loads.
@@ -94,8 +96,8 @@ def _make(device: torch.device, budget_bytes: int, *, prefault: bool, poison: bo
     if device.type != "cpu":
         from megamind_ray.device.cuda import CudaArena
 
-        return CudaArena(budget_bytes, device=str(device), poison=poison)
-    host = HostArena(budget_bytes, poison=poison, keep_pages=True)
+        return CudaArena(budget_bytes, device=str(device), poison=poison, make_room=_MAKE_ROOM)
+    host = HostArena(budget_bytes, poison=poison, keep_pages=True, where="arena", make_room=_MAKE_ROOM)
     if prefault:
         host.prefault(len(os.sched_getaffinity(0)))
     return host

@@ -26,11 +26,12 @@ __all__ = ["inspect", "load_file", "load_into", "load_state_dict"]
 Uri = str | os.PathLike[str]
 
 
-def inspect(uri: Uri, *, config: Config | None = None) -> Manifest:
+def inspect(uri: Uri, *, sidecar: Uri | bool | None = None, config: Config | None = None) -> Manifest:
     """Reads what describes a checkpoint, and none of its weights.
 
     Args:
-        uri: A safetensors file, a folder with some, or an index; a path or any URI that fsspec reaches.
+        uri: A safetensors file, a folder with some, or an index; a path or a URI of any storage.
+        sidecar: Recorded checksums: None uses those beside the checkpoint, a path others, False none.
         config: Settings; by default those of the environment.
 
     Raises:
@@ -39,10 +40,12 @@ def inspect(uri: Uri, *, config: Config | None = None) -> Manifest:
         SourceError: The storage does not answer.
     """
     settings = config if config is not None else load_config()
-    return open_manifest(uri, io=settings.io, retry=settings.retry)
+    return open_manifest(uri, sidecar=sidecar, io=settings.io, retry=settings.retry)
 
 
-def load_file(path: Uri, device: str | None = None, *, arena: Arena | None = None) -> dict[str, torch.Tensor]:
+def load_file(
+    path: Uri, device: str | None = None, *, arena: Arena | None = None, sidecar: Uri | bool | None = None
+) -> dict[str, torch.Tensor]:
     """Loads a safetensors file, as ``safetensors.torch.load_file`` does: same names, dtypes, shapes and values.
 
     The memory is this process's own, not the page cache's. On the host all tensors share one mapping, which is given
@@ -53,6 +56,7 @@ def load_file(path: Uri, device: str | None = None, *, arena: Arena | None = Non
         path: The file; a URI works too.
         device: Where to, as torch names it; ``cpu`` by default, or the arena's.
         arena: Memory to use again instead of fresh memory.
+        sidecar: Recorded checksums: None uses those beside the file, a path others, False none.
 
     Raises:
         RequestError: There is no such file, it is a folder, torch lacks one of its dtypes (F6), or the arena is on
@@ -62,7 +66,7 @@ def load_file(path: Uri, device: str | None = None, *, arena: Arena | None = Non
         SourceError: The storage does not answer.
     """
     config = load_config()
-    manifest = inspect(path, config=config)
+    manifest = inspect(path, sidecar=sidecar, config=config)
     if len(manifest.files) != 1 or not _names_file(path, manifest):
         raise RequestError(f"{os.fspath(path)}: is not one safetensors file; load folders with load_state_dict")
     return _load(manifest, list(manifest.tensors.values()), device, config, arena)
@@ -74,6 +78,7 @@ def load_state_dict(
     include: str | Sequence[str] | None = None,
     *,
     arena: Arena | None = None,
+    sidecar: Uri | bool | None = None,
     raw: bool = False,
     config: Config | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -83,10 +88,11 @@ def load_state_dict(
     as the very same tensor. Memory is as for ``load_file``.
 
     Args:
-        uri: A file, a Hugging Face folder, an index, or any URI that fsspec reaches.
+        uri: A file, a Hugging Face folder, an index, or a URI of any storage.
         device: Where to, as torch names it; ``cpu`` by default, or the arena's.
         include: Globs on names (``"model.layers.0.*"``); only matching tensors are read.
         arena: Memory to use again instead of fresh memory.
+        sidecar: Recorded checksums: None uses those beside the checkpoint, a path others, False none.
         raw: Give dtypes that torch lacks (F6) as packed ``uint8``, the last dim in bytes.
         config: Settings; by default those of the environment.
 
@@ -98,7 +104,7 @@ def load_state_dict(
         SourceError: The storage does not answer.
     """
     settings = config if config is not None else load_config()
-    manifest = inspect(uri, config=settings)
+    manifest = inspect(uri, sidecar=sidecar, config=settings)
     names = _included(manifest, [include] if isinstance(include, str) else include)
     infos: dict[str, TensorInfo] = {}
     for name in names:
@@ -114,6 +120,7 @@ def load_into(
     *,
     strict: bool = True,
     device: str | None = None,
+    sidecar: Uri | bool | None = None,
     config: Config | None = None,
 ) -> ModuleLoad:
     """Fills a module's parameters and persistent buffers from a checkpoint, in place.
@@ -134,6 +141,7 @@ def load_into(
         uri: As for ``load_state_dict``.
         strict: Refuse a checkpoint that lacks tensors of the module or has others.
         device: Where parameters on the meta device go; ``cpu`` by default, the mesh's device for ``DTensor``.
+        sidecar: Recorded checksums: None uses those beside the checkpoint, a path others, False none.
         config: Settings; by default those of the environment.
 
     Returns:
@@ -147,7 +155,7 @@ def load_into(
     from megamind_ray.engine.module_load import load_module
 
     settings = config if config is not None else load_config()
-    return load_module(module, inspect(uri, config=settings), settings, strict=strict, device=device)
+    return load_module(module, inspect(uri, sidecar=sidecar, config=settings), settings, strict=strict, device=device)
 
 
 def _load(

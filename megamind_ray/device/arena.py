@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import itertools
 import mmap
 import os
@@ -99,6 +100,9 @@ class Arena(Protocol):
     def host_bytes(self, allocation: Allocation) -> Bytes | None:
         """The range as an array to read into or look at, where the host can; the caller holds a lease."""
 
+    def leased_bytes(self, allocation: Allocation) -> Bytes | None:
+        """As ``host_bytes``; the array and all views of it hold a lease as long as one of them lives."""
+
     def staging(self, nbytes: int) -> Bytes:
         """Host memory that copies to this arena start from fastest."""
 
@@ -130,10 +134,12 @@ class ArenaLedger:
     Args:
         where: The arena in words, for messages.
         budget_bytes: Its size.
+        make_room: What its user can do for room, for messages.
     """
 
-    def __init__(self, where: str, budget_bytes: int) -> None:
+    def __init__(self, where: str, budget_bytes: int, make_room: str = "use more ranks, unload another model") -> None:
         self.where = where
+        self._make_room = make_room
         self.budget_bytes = budget_bytes
         self.leases = LeaseBook()
         self._holes = HoleList(budget_bytes)
@@ -192,12 +198,10 @@ class ArenaLedger:
     def _full(self, nbytes: int) -> CapacityError:
         free, largest = self._holes.free_bytes, self._holes.largest_bytes
         if free >= nbytes:
-            remedy = "it is fragmented; unload a model, or load again into an empty arena"
+            remedy = f"it is fragmented; {self._make_room}, or load again into an empty arena"
         else:
-            remedy = (
-                f"{format_bytes(nbytes - free)} are missing; use more ranks, unload another model, "
-                f"or raise the budget to {format_bytes(self.budget_bytes + nbytes - free)}"
-            )
+            missing = format_bytes(nbytes - free)
+            remedy = f"{missing} are missing; {self._make_room}, or raise the budget by as much"
         return CapacityError(
             f"{self.where}: {format_bytes(nbytes)} do not fit: {format_bytes(free)} of "
             f"{format_bytes(self.budget_bytes)} are free, the largest hole has {format_bytes(largest)}; {remedy}",
@@ -233,7 +237,20 @@ class LedgerArena(ABC):
 
     def allocate(self, nbytes: int, alignment: int = 256) -> Allocation:
         self._ledger.sweep(self._wipe)
-        return self._ledger.allocate(nbytes, alignment)
+        try:
+            return self._ledger.allocate(nbytes, alignment)
+        except CapacityError:
+            gc.collect()  # tensors may be held by nothing but a cycle of garbage
+            self._ledger.sweep(self._wipe)
+            return self._ledger.allocate(nbytes, alignment)
+
+    def leased_bytes(self, allocation: Allocation) -> Bytes | None:
+        data = self.host_bytes(allocation)
+        return None if data is None else np.asarray(_LeasedBytes(data, self.lease(allocation)))
+
+    @abstractmethod
+    def host_bytes(self, allocation: Allocation) -> Bytes | None:
+        """As ``Arena.host_bytes``."""
 
     def free(self, allocation: Allocation, deadline_s: float = 0.0) -> None:
         self._ledger.free(allocation, deadline_s, self._wipe)
@@ -275,13 +292,33 @@ class HostArena(LedgerArena):
         keep_pages: Keep freed memory for the next allocation instead of giving its pages to the system: the first
             touch of a page costs more than reading its bytes does.
         where: Name for messages.
+        make_room: What its user can do for room, for messages.
+
+    Raises:
+        CapacityError: This process may not map so much.
     """
 
     def __init__(
-        self, budget_bytes: int, *, poison: bool = False, keep_pages: bool = False, where: str = "host arena"
+        self,
+        budget_bytes: int,
+        *,
+        poison: bool = False,
+        keep_pages: bool = False,
+        where: str = "host arena",
+        make_room: str | None = None,
     ) -> None:
-        super().__init__(ArenaLedger(where, budget_bytes))
-        self._mapping = _map_anonymous(budget_bytes)
+        ledger = ArenaLedger(where, budget_bytes, make_room) if make_room else ArenaLedger(where, budget_bytes)
+        super().__init__(ledger)
+        try:
+            self._mapping = _map_anonymous(budget_bytes)
+        except OSError as error:
+            raise CapacityError(
+                f"{where}: {format_bytes(budget_bytes)} cannot be mapped ({error.strerror}); lower the budget, or "
+                "raise the limits of this process (ulimit -v)",
+                where=where,
+                needed_bytes=budget_bytes,
+                free_bytes=host_memory().free_bytes,
+            ) from error
         self._bytes: Bytes = np.frombuffer(self._mapping, dtype=np.uint8, count=budget_bytes)
         self._poison = poison
         self._keep_pages = keep_pages

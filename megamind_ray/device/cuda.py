@@ -33,6 +33,7 @@ class CudaArena(LedgerArena):
         device: ``cuda`` or ``cuda:N``.
         poison: Test mode: freed memory is filled with ``POISON``.
         engine: Copies; by default the one that all of the process uses for the device.
+        make_room: What its user can do for room, for messages.
 
     Raises:
         RequestError: There is no such device.
@@ -40,7 +41,13 @@ class CudaArena(LedgerArena):
     """
 
     def __init__(
-        self, budget_bytes: int, *, device: str = "cuda:0", poison: bool = False, engine: CopyEngine | None = None
+        self,
+        budget_bytes: int,
+        *,
+        device: str = "cuda:0",
+        poison: bool = False,
+        engine: CopyEngine | None = None,
+        make_room: str | None = None,
     ) -> None:
         import torch
 
@@ -57,7 +64,7 @@ class CudaArena(LedgerArena):
                 needed_bytes=budget_bytes,
                 free_bytes=free_bytes,
             ) from error
-        super().__init__(ArenaLedger(where, budget_bytes))
+        super().__init__(ArenaLedger(where, budget_bytes, make_room) if make_room else ArenaLedger(where, budget_bytes))
         self._engine = copy_engine(self._device) if engine is None else engine
         self._engine.follow_current()
         self._poison = poison

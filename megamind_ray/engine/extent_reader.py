@@ -100,6 +100,8 @@ class ExtentReader:
     def read_into(self, file: int, begin: int, end: int, buffer: Bytes) -> Verified:
         """Fills a buffer with ``[begin, end)`` of a file; from remote storage with its chunks requested side by side.
 
+        A local file without recorded checksums is read in one piece.
+
         Whether the file changed is for the caller to check, with ``check_unchanged``, before the bytes are used.
 
         Raises:
@@ -115,11 +117,13 @@ class ExtentReader:
                 raise ClusterError(f"{uri}: stopped before all was done, at bytes [{first}, {last})")
             return self._chunks.read(file, first, last, buffer[first - begin : last - begin], stop)
 
-        pieces = self.pieces(file, begin, end)
-        if self._remote_threads is None:
-            checked = [read(piece) for piece in pieces]
-        else:
+        if self._remote_threads is not None:
+            pieces = self.pieces(file, begin, end)
             checked = run_requests(read, pieces, num_in_flight=self._remote_threads, on_failure=stop.set)
+        elif file in self.files.reference_crc32:
+            checked = [read(piece) for piece in self.pieces(file, begin, end)]
+        else:  # nothing to check chunk by chunk: the fewer reads, the less threads wait for the GIL between them
+            checked = [read((begin, end))]
         return "reference" if all(checked) else "transit"
 
     def stop(self) -> None:

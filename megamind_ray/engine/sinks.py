@@ -10,6 +10,7 @@ import numpy as np
 from megamind_ray.device.arena import Allocation, Arena, WriteTicket
 from megamind_ray.device.copy_engines import copy_engine
 from megamind_ray.device.strided import Bytes, Runs, copy_runs
+from megamind_ray.errors import ClusterError
 
 if TYPE_CHECKING:
     import torch
@@ -24,19 +25,35 @@ class ArenaSink:
         arena: The arena.
         allocation: Of it; the caller sees to it that it stays.
         offsets: First byte of each tensor in the allocation.
+        leased: Whether what is being written to holds a lease, also after ``close``.
     """
 
-    def __init__(self, arena: Arena, allocation: Allocation, offsets: Mapping[int, int]) -> None:
+    def __init__(
+        self, arena: Arena, allocation: Allocation, offsets: Mapping[int, int], *, leased: bool = False
+    ) -> None:
         self._arena = arena
         self._allocation = allocation
-        self._bytes = arena.host_bytes(allocation)
+        self._bytes = arena.leased_bytes(allocation) if leased else arena.host_bytes(allocation)
         self._offsets = offsets
+        self._closed = False
+
+    def close(self) -> None:
+        """Nobody gets the bytes to write to from here any more; who has them keeps the lease until the end."""
+        self._closed = True
+        self._bytes = None
 
     def host(self, tensor: int) -> tuple[Bytes, int] | None:
-        return None if self._bytes is None else (self._bytes, self._offsets[tensor])
+        data = self._bytes
+        self._require_open()
+        return None if data is None else (data, self._offsets[tensor])
 
     def write(self, tensor: int, dst: Runs, src: Bytes) -> WriteTicket | None:
+        self._require_open()
         return self._arena.write(self._allocation, dst.moved(self._offsets[tensor]), src)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClusterError("the load that this belongs to has ended; nothing more is written for it")
 
     def checksum(self, tensor: int, dst: Runs) -> int | None:
         """CRC-32 of contiguous runs in place, or None where the host cannot see them."""

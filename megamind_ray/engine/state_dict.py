@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -105,10 +105,10 @@ def _read_into_arena(
 ) -> tuple[dict[str, torch.Tensor], ReadSummary]:
     nbytes, offsets = _lay_out(infos, config.io.max_gap_bytes)
     allocation = arena.allocate(nbytes, mmap.PAGESIZE)
-    with ExitStack() as on_error:
-        on_error.callback(arena.free, allocation)
+    sink = ArenaSink(arena, allocation, dict(enumerate(offsets)), leased=True)
+    try:
         with arena.lease(allocation):
-            summary = read(ArenaSink(arena, allocation, dict(enumerate(offsets))), arena.staging)
+            summary = read(sink, arena.staging)
             views = [
                 View(
                     name=info.name,
@@ -120,10 +120,22 @@ def _read_into_arena(
                 )
                 for index, (info, offset) in enumerate(zip(infos, offsets, strict=True))
             ]
-            tensors = {view.name: arena.tensor(allocation, view) for view in views}
-        on_error.pop_all()
-    arena.free_when_unused(allocation)
-    return tensors, summary
+            return {view.name: arena.tensor(allocation, view) for view in views}, summary
+    except BaseException as error:
+        _forget_frames(error)
+        raise
+    finally:
+        # Threads that an interrupt did not wait for hold leases of their own: nobody gets this memory before they end.
+        sink.close()
+        arena.free_when_unused(allocation)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Frames of an error that somebody keeps would keep the memory that was written to."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
 
 
 def _read_to_host(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from megamind_ray.errors import ClusterError
@@ -44,8 +45,9 @@ def run_team(
     team = _Team(items, action, stop or threading.Event(), on_failure)
     # The caller works too: a team of one needs no thread, and an interrupt reaches it.
     try:
-        for number in range(1, num_threads):
-            team.start(f"{name}-{number}")
+        with suppress(RuntimeError):  # no more threads are to be had: those that are there do the work
+            for number in range(1, num_threads):
+                team.start(f"{name}-{number}")
         team.work()
         team.wait()
     except BaseException as error:

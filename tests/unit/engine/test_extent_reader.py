@@ -44,17 +44,32 @@ def _stored(manifest: Manifest, begin: int, end: int) -> bytes:
     return Path(manifest.file_uri(0)).read_bytes()[begin:end]
 
 
-def test_an_extent_is_read_chunk_by_chunk_on_the_grid_of_the_file(llama: Any, config: Config, storage: Any) -> None:
-    manifest = open_manifest(llama.path)
-    first = manifest.files[0].data_begin
+def test_an_extent_with_checksums_is_read_chunk_by_chunk_on_the_grid_of_the_file(
+    recorded: Manifest, config: Config, storage: Any
+) -> None:
+    first = recorded.files[0].data_begin
     begin, end = first + 1000, first + 2 * CHUNK_BYTES + 5
+    reader = _reader(recorded, config, opener=storage)
+
+    with reader.staged(0, begin, end) as extent:
+        assert extent.data.tobytes() == _stored(recorded, begin, end)
+        assert extent.verified == "transit"
+
+    assert storage.offsets == [begin, first + CHUNK_BYTES, first + 2 * CHUNK_BYTES]
+    assert reader.counters.payload_bytes == end - begin
+
+
+def test_an_extent_without_checksums_is_one_read(llama: Any, config: Config, storage: Any) -> None:
+    manifest = open_manifest(llama.path)
+    begin = manifest.files[0].data_begin + 1000
+    end = begin + 2 * CHUNK_BYTES + 5
     reader = _reader(manifest, config, opener=storage)
 
     with reader.staged(0, begin, end) as extent:
         assert extent.data.tobytes() == _stored(manifest, begin, end)
         assert extent.verified == "transit"
 
-    assert storage.offsets == [begin, first + CHUNK_BYTES, first + 2 * CHUNK_BYTES]
+    assert storage.offsets == [begin]
     assert reader.counters.payload_bytes == end - begin
 
 
@@ -145,7 +160,7 @@ def test_a_file_that_changes_in_the_middle_is_noticed(folder: Path, config: Conf
     info = manifest.files[0]
 
     def touch(offset: int) -> None:
-        if offset >= info.data_begin + CHUNK_BYTES:
+        if offset >= info.data_begin:
             os.utime(folder / "model.safetensors", ns=(1, 1))
 
     storage.before_read = touch
