@@ -85,7 +85,8 @@ class LocalSource(OpenSource):
         value = 0
         for begin in range(0, view.nbytes, _SUMMED_PIECE_BYTES):
             piece = view[begin : begin + _SUMMED_PIECE_BYTES]
-            self._read_buffered(offset + begin, piece)
+            if os.preadv(self._fd, [piece], offset + begin) != piece.nbytes:
+                self._read_buffered(offset + begin, piece)
             value = crc32(piece, value)
         return value
 
