@@ -32,6 +32,7 @@ from megamind_ray.core.report import LoadReport
 from megamind_ray.core.topology import Topology
 from megamind_ray.errors import ClusterError, MegamindError, RequestError
 from megamind_ray.io import open_manifest
+from megamind_ray.io.copies import reference_notes
 from megamind_ray.planning import RuleSource, build_demands, build_plan, choose_keep_blocks, pool_budget_bytes
 from megamind_ray.units import format_bytes
 
@@ -269,7 +270,7 @@ class Planner:
             keep_blocks=transfer.keep_blocks,
             seconds=seconds,
             started_at=started_at,
-            notes=_pool_notes(topology),
+            notes=(*_pool_notes(topology), *reference_notes(manifest, request.config.io.mirrors)),
         )
         self._models[name] = self._loaded(transfer, result, report, request)
         return report
@@ -280,7 +281,8 @@ class Planner:
         if not topology.num_gpus:
             raise RequestError(
                 "the cluster has no free GPU for this fleet; `ray status` shows who holds them. On a machine without "
-                "GPUs start Ray with logical ones (connect(num_gpus=N), or `ray start --num-gpus N`)"
+                "GPUs ask for logical ones: `megamind load --num-gpus N` or connect(num_gpus=N) where that starts Ray, "
+                "`ray start --num-gpus N` where Ray runs already"
             )
         kept: Counter[NodeId] = Counter()
         for model in self._models.values():

@@ -85,9 +85,10 @@ def load_command(
 ) -> None:
     """Loads a checkpoint onto every GPU of the mesh: each byte read from storage once, verified, sliced per rank.
 
-    With --mirror, what the checkpoint's own storage does not give, or gives wrong, is read there: name folders that
-    hold the same files. Without recorded checksums a mirror is used only where both storages have the same checksum of
-    a file.
+    With --mirror, weights that the checkpoint's own storage does not give, or gives wrong, are read there: name folders
+    that hold the same files. Headers and indexes are read from the checkpoint's own folder alone, so all of its files
+    must be there when a load begins. Without recorded checksums a mirror is used only where both storages have the same
+    checksum of a file.
 
     Without --detach the model is loaded, reported and given back when the command ends.
     """
@@ -98,6 +99,7 @@ def load_command(
         from megamind_ray.planning import load_rules
         from megamind_ray.report.tables import report_tables
 
+        settings = load_config(config, {"io": {"mirrors": mirror}} if mirror else None, profile=False)
         wanted: dict[str, Any] = {
             "parallel": Parallel(tp=tp, pp=pp, dp=dp, ep=ep),
             "name": name,
@@ -112,9 +114,13 @@ def load_command(
             "lifetime": "detached" if detach else "job",
             "fleet": fleet,
             "pool": pool,
-            "config": load_config(config, {"io": {"mirrors": mirror}} if mirror else None, profile=False),
+            "config": settings,
         }
         _require_writable(report)
+        if settings.io.mirrors:
+            from megamind_ray.io.copies import check_mirrors
+
+            check_mirrors(uri, settings.io.mirrors, retry=settings.retry)
         measured = _load(uri, wanted, address, fleet_options)
         written: list[str] = []
         if report is not None:

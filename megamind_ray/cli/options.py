@@ -58,7 +58,10 @@ SidecarPath: TypeAlias = Annotated[
 Mirrors: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--mirror", metavar="URI", show_default=False, help="A folder or URI with the same files; repeat for more."
+        "--mirror",
+        metavar="URI",
+        show_default=False,
+        help="A folder or URI that holds the same files; repeat for more.",
     ),
 ]
 Address: TypeAlias = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,20 +12,17 @@ from megamind_ray.cli.exit_codes import FAILED
 from megamind_ray.cli.interrupts import terminated_as_interrupt
 from megamind_ray.cli.options import AsJson, ConfigFile, Mirrors, SidecarPath, Uri, examples
 from megamind_ray.cli.output import Output
-from megamind_ray.errors import MegamindError, RequestError, listed, masked
+from megamind_ray.cli.verdicts import Findings
+from megamind_ray.errors import MegamindError, RequestError, masked
 from megamind_ray.units import format_bytes
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from megamind_ray.config import Config
     from megamind_ray.core.manifest import Manifest
     from megamind_ray.io import VerifyResult
-    from megamind_ray.io.digests import FileDigest
 
 __all__ = ["EXAMPLES", "verify_command"]
 
-_MAX_NAMES = 3
 EXAMPLES = examples(
     "megamind verify --record /models/llama-3-8b       (once, from a copy you trust)",
     "megamind verify /models/llama-3-8b",
@@ -47,8 +44,9 @@ def verify_command(
     """Reads a whole checkpoint and compares every byte with the checksums that are known of it.
 
     Those that were recorded, and those that its storage has of whole files: in a Hugging Face cache, on hf://, and of
-    many objects on s3://, gs:// and az://. Mirrors are held to the same checksums, which tells the bad copy from the
-    good one; what the storage of the checkpoint does not know of a file, that of a mirror may.
+    many objects on s3://, gs:// and az://. Mirrors are held to the same recorded checksums, which tells the bad copy
+    from the good one, and each to those of its own storage; only where there are neither, to those of another copy's. A
+    checkpoint that cannot be opened is reported, and its mirrors are checked all the same.
 
     Exits with 0 when all bytes are as they should be, with 1 when some are not, and with 2 when no checksums are known:
     then there is nothing to compare with. Headers are checked in any case.
@@ -62,13 +60,9 @@ def verify_command(
         if record:
             output.emit(*_record(uri, sidecar, settings))
             return
-        results = _verify(uri, mirror or [], sidecar, settings)
-        results = [(masked(name), result) for name, result in results]
-        own, *mirrors = [_document(name, result) for name, result in results]
-        ok = all(_is_ok(result) for _, result in results)
-        document = {**own, "ok": ok, "mirrors": mirrors} if mirror else own
-        output.emit(document, _verdicts(results))
-    if not ok:
+        findings = _verify(uri, mirror or [], sidecar, settings)
+        output.emit(findings.to_json(), findings.in_words())
+    if not findings.ok:
         raise typer.Exit(FAILED)
 
 
@@ -111,105 +105,56 @@ def _record(uri: str, path: str | None, settings: Config) -> tuple[dict[str, Any
     )
 
 
-def _verify(
-    uri: str, mirrors: Sequence[str], path: str | None, settings: Config
-) -> list[tuple[str, VerifyResult | MegamindError]]:
-    """What was found in the checkpoint itself, then in each mirror; an error where a mirror could not be read."""
+def _verify(uri: str, mirrors: Sequence[str], path: str | None, settings: Config) -> Findings:
+    """Checks the checkpoint itself, then each mirror."""
     from megamind_ray.cli.progress import BytesProgress
-    from megamind_ray.io import open_manifest
-    from megamind_ray.io.verify import known_digests, mirror_of, verify_checksums
+    from megamind_ray.io.copies import conflicts_of, copy_digests, mirror_of, require_files
+    from megamind_ray.io.verify import verify_checksums
 
-    manifest = open_manifest(uri, sidecar=path, io=settings.io, retry=settings.retry)
-    digests: dict[int, FileDigest] = {}
-    for copy in (manifest, *(mirror_of(manifest, mirror) for mirror in mirrors)):
-        # What the storage of the first copy does not know of a file, that of another one may.
-        digests = known_digests(copy, retry=settings.retry) | digests
-    if manifest.reference is None and not digests:
+    manifest, failure = _first_readable(uri, mirrors, path, settings)
+    readable = [] if failure else [(uri, manifest)]
+    copies = [*readable, *((mirror, mirror_of(manifest, mirror)) for mirror in mirrors)]
+    digests = copy_digests([copy for _, copy in copies], retry=settings.retry)
+    if manifest.reference is None and not any(digests):
         raise RequestError(
             f"{uri}: no checksums were recorded and its storage has none, so the {format_bytes(manifest.nbytes)} of "
             f"its {len(manifest.tensors):,} tensors cannot be checked (the headers are well formed); record them "
             f"from a copy you trust with `megamind verify --record {uri}`, or name a recording with --sidecar"
         )
-
-    def check(name: str, copy: Manifest) -> VerifyResult:
-        with BytesProgress(f"verifying {masked(name)}" if mirrors else "verifying") as progress:
-            return verify_checksums(
-                copy,
-                digests=digests,
-                io=settings.io,
-                retry=settings.retry,
-                on_progress=progress.show,
-            )
-
-    results: list[tuple[str, VerifyResult | MegamindError]] = [(uri, check(uri, manifest))]
-    for mirror in mirrors:
+    results: list[tuple[str, VerifyResult | MegamindError]] = [(masked(uri), failure)] if failure else []
+    for (name, copy), known in zip(copies, digests, strict=True):
         try:
-            results.append((mirror, check(mirror, mirror_of(manifest, mirror))))
+            if copy is not manifest:
+                require_files(copy, retry=settings.retry)
+            with BytesProgress(f"verifying {masked(name)}" if mirrors else "verifying") as progress:
+                result = verify_checksums(
+                    copy, digests=known, io=settings.io, retry=settings.retry, on_progress=progress.show
+                )
         except MegamindError as error:
-            results.append((mirror, error))
-    return results
-
-
-def _is_ok(result: VerifyResult | MegamindError) -> bool:
-    return not isinstance(result, MegamindError) and result.ok
-
-
-def _document(uri: str, result: VerifyResult | MegamindError) -> dict[str, Any]:
-    if isinstance(result, MegamindError):
-        return {"uri": uri, "ok": False, "error": {"class": type(result).__name__, "message": result.message}}
-    return {"uri": uri, "ok": result.ok, **asdict(result)}
-
-
-def _verdicts(results: Sequence[tuple[str, VerifyResult | MegamindError]]) -> RenderableType:
-    from rich.console import Group
-
-    return Group(
-        *(
-            f"{uri}: CANNOT be read: {result.message}" if isinstance(result, MegamindError) else _verdict(uri, result)
-            for uri, result in results
-        )
-    )
-
-
-def _verdict(uri: str, result: VerifyResult) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    from megamind_ray.report.tables import count_of, plain_table
-
-    lines: list[RenderableType] = []
-    if result.origin:
-        compared = (
-            f"{count_of(result.num_chunks, 'chunk')} and {count_of(result.num_files, 'header')}, "
-            f"{format_bytes(result.num_bytes)}"
-        )
-        if result.mismatches:
-            wrong = count_of(len(result.mismatches), "range")
-            lines.append(
-                Text(f"{uri}: NOT as recorded in {result.origin}: {wrong} of {compared}; fetch these files again")
-            )
-            rows = [
-                (item.file, item.begin, item.end, "the header" if item.is_header else _some(item.tensors))
-                for item in result.mismatches
-            ]
-            lines.append(plain_table(("file", ">from byte", ">to byte", "tensors"), rows))
+            if not mirrors:
+                raise
+            results.append((masked(name), error))
         else:
-            lines.append(f"{uri}: every byte is as recorded in {result.origin} ({compared})")
-    lines += [
-        Text(f"NOT what its storage says it is: {check}; fetch it again") for check in result.digests if not check.ok
-    ]
-    good = sum(check.ok for check in result.digests)
-    if good:
-        origins = ", ".join(dict.fromkeys(check.origin for check in result.digests))
-        lines.append(
-            Text(f"{uri}: {good} of {count_of(len(result.digests), 'file')} as their storage says ({origins})")
-        )
-    if result.unchecked:
-        lines.append(Text(f"{uri}: not checked, for want of a checksum: {listed(result.unchecked)}"))
-    return Group(*lines)
+            results.append((masked(name), result))
+    return Findings(results=tuple(results), conflicts=conflicts_of([copy for _, copy in copies], digests))
 
 
-def _some(names: Sequence[str]) -> str:
-    """A chunk can hold parts of hundreds of tensors; the document names all of them."""
-    shown = ", ".join(names[:_MAX_NAMES])
-    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
+def _first_readable(
+    uri: str, mirrors: Sequence[str], path: str | None, settings: Config
+) -> tuple[Manifest, MegamindError | None]:
+    """The headers of the checkpoint, or else of the first mirror that has them, and why not of the checkpoint."""
+    from megamind_ray.io import open_manifest
+    from megamind_ray.io.copies import recorded_beside
+
+    io = replace(settings.io, mirrors=())  # those of loads, which an error would speak of
+    try:
+        return open_manifest(uri, sidecar=path, io=io, retry=settings.retry), None
+    except MegamindError as error:
+        failure = error
+    for mirror in mirrors:
+        recorded = recorded_beside(uri, retry=settings.retry) if path is None else path
+        try:
+            return open_manifest(mirror, sidecar=recorded, io=io, retry=settings.retry), failure
+        except MegamindError:
+            continue  # the checks of the copies say what is wrong with this one
+    raise failure

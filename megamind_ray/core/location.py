@@ -16,6 +16,7 @@ __all__ = ["URI_FORMS", "Location", "parse_location"]
 URI_FORMS: Final = "a path, file:, s3://, gs://, az://, http://, https://, hf:// or memory://"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES: Final = ("s3", "gs", "az", "http", "https", "hf", "memory")
+_BUCKETS: Final = ("s3", "gs", "az")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class Location:
     @property
     def is_web(self) -> bool:
         return self.scheme in ("http", "https")
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether it is all of a bucket or container: a folder, whose name is nobody's to add to."""
+        return self.scheme in _BUCKETS and self.uri.count("/") == 2
 
     @property
     def name(self) -> str:
@@ -78,7 +84,7 @@ def parse_location(uri: str | os.PathLike[str]) -> Location:
     if match is None or scheme not in _SCHEMES:
         raise RequestError(f"{text}: {scheme}:// is not supported; give {URI_FORMS}")
     rest = text[match.end() :].rstrip("/")
-    if not rest and scheme != "memory":
+    if scheme != "memory" and (not rest or rest.startswith("/")):
         raise RequestError(f"{text}: names no bucket, host or repository; give for example {scheme}://NAME/PATH")
     return Location(f"{scheme}://{rest}", scheme)
 

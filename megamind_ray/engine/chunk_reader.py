@@ -20,7 +20,10 @@ from megamind_ray.io.stop import StopSignal
 
 __all__ = ["ChunkReader", "tensors_in"]
 
-_REMEDY = "get the file anew from where it came from, or record the checksums again if it was changed on purpose"
+_REMEDY = (
+    "get the file anew from where it came from, name another copy to read such ranges from (io.mirrors, --mirror), or "
+    "record the checksums again if it was changed on purpose"
+)
 
 
 @dataclass(slots=True)
@@ -85,7 +88,8 @@ class ChunkReader:
             try:
                 is_proven = self._read_from(base, piece, buffer)
             except (IntegrityError, RequestError, SourceError) as error:
-                piece.failures[base] = error
+                # Its frames hold the piece, which would hold it: a cycle that keeps the memory that was written to.
+                piece.failures[base] = error.with_traceback(None)
                 if stop.is_set():
                     break
                 continue

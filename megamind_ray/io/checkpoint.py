@@ -12,12 +12,20 @@ from megamind_ray.core.location import Location, parse_location
 from megamind_ray.core.manifest import FileInfo, Manifest
 from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.core.tied import tied_names
-from megamind_ray.errors import IntegrityError, RequestError
+from megamind_ray.errors import IntegrityError, MegamindError, RequestError, masked
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.layout import Layout, check_link, find_layout
 from megamind_ray.io.request_pool import run_requests
 from megamind_ray.io.safetensors_header import LENGTH_BYTES, Header, header_end, parse_header
-from megamind_ray.io.sidecar import Sidecar, SidecarFile, parse_sidecar, recorded_path, sidecar_location, to_reference
+from megamind_ray.io.sidecar import (
+    Sidecar,
+    SidecarFile,
+    is_of_folder,
+    parse_sidecar,
+    recorded_path,
+    sidecar_places,
+    to_reference,
+)
 from megamind_ray.io.source import Source
 from megamind_ray.io.storage import Browser, PathKind
 
@@ -44,8 +52,9 @@ def open_manifest(
 
     Args:
         uri: A ``.safetensors`` file, a folder with some, or an ``.index.json`` file; a path or a URI.
-        sidecar: Recorded checksums. None: at the default location if there are some; True: there, and they must exist;
-            False: none; else a path or URI.
+        sidecar: Recorded checksums. None: at the default places if there are some (of one file: beside it, then its
+            folder's); True: there, and they must exist; False: none; else a path or URI. Of a single file, it may be
+            recorded with others.
         io: For the number of reads in flight.
         retry: Bounds of the attempts.
 
@@ -56,10 +65,14 @@ def open_manifest(
             changed while it was read. With a sidecar, a header is held to its checksum before it is believed.
         SourceError: The storage does not answer.
     """
-    browser = Browser(retry or RetryConfig())
-    layout = find_layout(parse_location(uri), browser)
-    recorded = _find_sidecar(layout, sidecar, browser)
-    files = _read_files(layout, recorded, browser, (io or IoConfig()).reads_in_flight(layout.root.uri))
+    browser, io = Browser(retry or RetryConfig()), io or IoConfig()
+    try:
+        layout = find_layout(parse_location(uri), browser)
+        recorded = _find_sidecar(layout, sidecar, browser)
+        files = _read_files(layout, recorded, browser, io.reads_in_flight(layout.root.uri))
+    except MegamindError as error:
+        _point_at_mirrors(error, io)
+        raise
     tensors = _merge(layout, files)
     config = _read_config(layout, browser)
     infos = tuple(file.info for file in files)
@@ -75,21 +88,50 @@ def open_manifest(
     )
 
 
+def _point_at_mirrors(error: MegamindError, io: IoConfig) -> None:
+    """Says why mirrors were of no help; who names some expects it."""
+    if io.mirrors:
+        error.message += (
+            "; mirrors do not help here: headers, indexes and recorded checksums are read from the checkpoint's own "
+            f"folder alone. If all is well at a mirror, give that as the checkpoint: {masked(io.mirrors[0])}"
+        )
+        error.args = (error.message,)
+
+
 def _find_sidecar(layout: Layout, sidecar: str | os.PathLike[str] | bool | None, browser: Browser) -> Sidecar | None:
     if sidecar is False:
         return None
     if sidecar is None or sidecar is True:
-        location = sidecar_location(layout.root, layout.paths, is_single=layout.is_single)
+        recorded = _default_sidecar(layout, browser)
+        if recorded is None and sidecar is True:
+            raise _no_sidecar(sidecar_places(layout.root, layout.paths, is_single=layout.is_single)[0])
     else:
         location = parse_location(sidecar)
-    if sidecar is None:
-        if not browser.has_file(location):
-            return None
-    elif browser.kind(location) is PathKind.MISSING:
-        raise RequestError(
-            f"{location.uri}: no such sidecar; record one first (megamind verify --record), or check its path"
-        )
-    return parse_sidecar(browser.read_whole(location), location.uri)
+        if browser.kind(location) is PathKind.MISSING:
+            raise _no_sidecar(location)
+        recorded = parse_sidecar(browser.read_whole(location), location.uri)
+    if recorded is not None and layout.is_single:
+        return recorded.only(recorded_path(layout.paths[0], is_web=layout.root.is_web))
+    return recorded
+
+
+def _default_sidecar(layout: Layout, browser: Browser) -> Sidecar | None:
+    name = recorded_path(layout.paths[0], is_web=layout.root.is_web)
+    for place in sidecar_places(layout.root, layout.paths, is_single=layout.is_single):
+        raw = browser.read_if_any(place)
+        if raw is None:
+            continue
+        recorded = parse_sidecar(raw, place.uri)
+        # Of a folder that one file was named of, it may have been recorded when that file was not there.
+        if recorded.has(name) or not (layout.is_single and is_of_folder(place)):
+            return recorded
+    return None
+
+
+def _no_sidecar(location: Location) -> RequestError:
+    return RequestError(
+        f"{location.uri}: no such sidecar; record one first (megamind verify --record), or check its path"
+    )
 
 
 def _read_files(layout: Layout, recorded: Sidecar | None, browser: Browser, num_threads: int) -> list[_DataFile]:
@@ -202,11 +244,12 @@ def _duplicate_error(layout: Layout, tensor: TensorInfo, first: str, second: str
 
 def _read_config(layout: Layout, browser: Browser) -> Mapping[str, object]:
     location: Location = layout.root.join("config.json")
-    if not browser.has_file(location):
-        return {}
     check_link(layout.root, "config.json")
+    raw = browser.read_if_any(location)
+    if raw is None:
+        return {}
     try:
-        config = json.loads(browser.read_whole(location))
+        config = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{location.uri}: not valid JSON ({error}); correct it or remove it") from error
     if not isinstance(config, dict):

@@ -49,11 +49,13 @@ class FileDigest:
         algorithm: ``sha256``, ``md5``, ``crc64nvme``, ``crc32c`` or ``crc32``.
         value: In hexadecimal, lower case.
         origin: Who says so, for messages.
+        copy: Path or URI of the copy whose storage says so, secrets masked; empty if it is the file's own storage.
     """
 
     algorithm: str
     value: str
     origin: str
+    copy: str = ""
 
     def same_bytes(self, other: FileDigest) -> bool:
         """Whether both prove that two files hold the same bytes; only a cryptographic length of digest can."""

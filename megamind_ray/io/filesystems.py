@@ -18,6 +18,7 @@ __all__ = ["call_filesystem", "fsspec_filesystem"]
 _EXTRAS: Final = {"gs": "gcs", "az": "azure", "hf": "hf", "memory": None}
 # Listings that fsspec caches would hide that a file changed.
 _OPTIONS: Final = {"use_listings_cache": False}
+_LAST_WAIT_S: Final = 1.0
 
 
 def fsspec_filesystem(location: Location, retry: RetryConfig | None = None) -> tuple[Any, str]:
@@ -76,9 +77,14 @@ def call_filesystem(filesystem: Any, method: str, path: str, *others: Any, bound
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             result.set_exception(error)
 
-    # A thread of its own that nobody joins: a pool's would keep the interpreter from ending.
-    threading.Thread(target=call, name=f"megamind-{method}", daemon=True).start()
+    # A thread of its own that nobody has to join: a pool's would keep the interpreter from ending.
+    thread = threading.Thread(target=call, name=f"megamind-{method}", daemon=True)
+    thread.start()
     try:
         return result.result(bound_s)
+    except KeyboardInterrupt:
+        # Native code that comes back while the interpreter ends can abort it: what is about to answer may do so first.
+        thread.join(_LAST_WAIT_S)
+        raise
     except TimeoutError as error:
         raise TimeoutError(str(error) or f"no answer within {bound_s:g} s") from None

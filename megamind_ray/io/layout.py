@@ -161,8 +161,9 @@ def _probed_layout(folder: Location, browser: Browser) -> Layout:
 
     The index need not be there, and some servers refuse to say so. If the file is refused too, that is the answer.
     """
-    if browser.has_file(folder.join(_MAIN_INDEX)):
-        return _index_layout(folder, _MAIN_INDEX, None, browser)
+    raw = browser.read_if_any(folder.join(_MAIN_INDEX))
+    if raw is not None:
+        return _index_layout(folder, _MAIN_INDEX, None, browser, raw)
     if browser.kind(folder.join(_MAIN_FILE)) is PathKind.FILE:
         return Layout(root=folder, paths=(_MAIN_FILE,), weight_map={})
     raise RequestError(
@@ -171,10 +172,13 @@ def _probed_layout(folder: Location, browser: Browser) -> Layout:
     )
 
 
-def _index_layout(root: Location, name: str, listing: Listing | None, browser: Browser) -> Layout:
+def _index_layout(
+    root: Location, name: str, listing: Listing | None, browser: Browser, raw: bytes | None = None
+) -> Layout:
+    """As the index says; ``raw`` is what is in it, where that has been read."""
     uri = root.join(name).uri
     check_link(root, name)
-    weight_map = _parse_index(browser.read_whole(root.join(name)), uri)
+    weight_map = _parse_index(browser.read_whole(root.join(name)) if raw is None else raw, uri)
     paths = tuple(sorted(set(weight_map.values())))
     pickles = [path for path in paths if path.endswith(_PICKLES)]
     if pickles:

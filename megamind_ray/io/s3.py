@@ -19,6 +19,7 @@ from megamind_ray.config import AwsEnvironment, IoConfig, RetryConfig, aws_envir
 from megamind_ray.core.location import Location
 from megamind_ray.errors import RequestError
 from megamind_ray.io.retry import request_bound_s
+from megamind_ray.io.s3_files import ObstoreFiles
 from megamind_ray.io.s3_source import ObstoreSource, S3fsSource
 from megamind_ray.io.source import Source
 
@@ -70,7 +71,8 @@ def s3_filesystem(location: Location, retry: RetryConfig) -> tuple[Any, str]:
     environment = aws_environment()
     if s3_client_name(environment) == "s3fs":
         return _s3fs(environment, retry), path
-    return _looking_filesystem(environment, retry, request_bound_s(retry)), path
+    request_s = request_bound_s(retry)
+    return ObstoreFiles(lambda bucket: _store(environment, bucket, retry, request_s)), path
 
 
 def open_s3(location: Location, io: IoConfig, retry: RetryConfig) -> Source:
@@ -168,12 +170,6 @@ def _store(environment: AwsEnvironment, bucket: str, retry: RetryConfig, request
     """A client for one bucket. A changed environment gives a new one, which is how the variables are read again."""
     store: Any = _obstore("obstore.store")
     return store.S3Store(bucket, **_settings(environment, retry, request_s))
-
-
-@lru_cache(maxsize=4)
-def _looking_filesystem(environment: AwsEnvironment, retry: RetryConfig, request_s: float) -> Any:
-    filesystems: Any = _obstore("obstore.fsspec")
-    return filesystems.FsspecStore("s3", skip_instance_cache=True, **_settings(environment, retry, request_s))
 
 
 def _new_s3fs(_environment: AwsEnvironment, retry: RetryConfig) -> Any:

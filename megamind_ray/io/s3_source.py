@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 from megamind_ray.config import RetryConfig
 from megamind_ray.errors import RequestError
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.retry import request_bound_s
+from megamind_ray.io.s3_files import obstore_errors
 from megamind_ray.io.source import FileVersion, ShortReadError, storage_errors
 from megamind_ray.io.times import nanoseconds
 from megamind_ray.io.versioned import VersionedSource, no_ranges
@@ -39,7 +38,7 @@ class ObstoreSource(VersionedSource):
     def __init__(self, store: Any, key: str, uri: str) -> None:
         self._obstore: Any = importlib.import_module("obstore")
         self._store, self._key, self._process = store, key, os.getpid()
-        with storage_errors(uri), _obstore_errors(uri):
+        with storage_errors(uri), obstore_errors(uri):
             version = _version(self._obstore.head(store, key))
         super().__init__(uri, version)
 
@@ -54,7 +53,7 @@ class ObstoreSource(VersionedSource):
     def current_version(self) -> FileVersion:
         """State of the object now."""
         _require_process(self._process, self.uri)
-        with storage_errors(self.uri), _obstore_errors(self.uri):
+        with storage_errors(self.uri), obstore_errors(self.uri):
             return _version(self._obstore.head(self._store, self._key))
 
     def close(self) -> None:
@@ -67,7 +66,7 @@ class ObstoreSource(VersionedSource):
             return 0
         _require_process(self._process, self.uri)
         done, value = 0, 0
-        with storage_errors(self.uri), _obstore_errors(self.uri):
+        with storage_errors(self.uri), obstore_errors(self.uri):
             options = {"range": (offset, offset + view.nbytes)}
             answer = self._obstore.get(self._store, self._key, options=options)
             self.require_same(_version(answer.meta))
@@ -164,17 +163,3 @@ def _version(meta: Any) -> FileVersion:
 
 def _told(answer: dict[str, Any], size_bytes: int) -> FileVersion:
     return FileVersion(size_bytes, nanoseconds(answer.get("LastModified")), answer.get("ETag"))
-
-
-@contextmanager
-def _obstore_errors(uri: str) -> Iterator[None]:
-    """What only the text of obstore's errors tells."""
-    try:
-        yield
-    except Exception as error:
-        text = str(error)
-        if "non-partial response" in text:
-            raise no_ranges(uri) from error
-        if "redirect without LOCATION" in text:
-            raise RequestError(f"{uri}: the bucket is in another region; set AWS_REGION to its region") from error
-        raise

@@ -7,7 +7,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +26,13 @@ __all__ = [
     "SidecarFile",
     "check_chunk_bytes",
     "default_sidecar_path",
+    "is_of_folder",
     "num_chunks",
     "parse_sidecar",
     "read_sidecar",
     "recorded_path",
     "require_sidecar_place",
-    "sidecar_location",
+    "sidecar_places",
     "to_reference",
     "write_sidecar",
 ]
@@ -93,17 +94,45 @@ class Sidecar:
                 return file
         raise IntegrityError(f"{self.origin}: the sidecar has no file {path!r}; {_REMEDY}", file=path)
 
+    def has(self, path: str) -> bool:
+        """Whether it has checksums of a file."""
+        return any(file.path == path for file in self.files)
 
-def sidecar_location(root: Location, paths: Sequence[str], *, is_single: bool) -> Location:
-    """Where the sidecar of these files is by default."""
-    return root.join(paths[0].partition("?")[0] + _FILE_SUFFIX if is_single else _FOLDER_NAME)
+    def only(self, path: str) -> Sidecar:
+        """The part of it that is about one file.
+
+        Raises:
+            IntegrityError: There is none.
+        """
+        return replace(self, files=(self.entry(path),))
+
+
+def sidecar_places(root: Location, paths: Sequence[str], *, is_single: bool) -> tuple[Location, ...]:
+    """Where the sidecar of these files is looked for by default, first where it is recorded.
+
+    One file can have been recorded alone, or with the folder that it is in, and be loaded either way.
+
+    Args:
+        root: Their folder.
+        paths: Of all of them, relative to it.
+        is_single: One file was named, not its folder.
+    """
+    places = [root.join(_FOLDER_NAME)]
+    if len(paths) == 1:
+        places.append(root.join(paths[0].partition("?")[0] + _FILE_SUFFIX))
+    return tuple(reversed(places) if is_single else places)
+
+
+def is_of_folder(place: Location) -> bool:
+    """Whether a default place is the one of a folder, whose other files may be recorded there, too."""
+    return place.name == _FOLDER_NAME
 
 
 def default_sidecar_path(manifest: Manifest) -> str:
     """Where the sidecar of a checkpoint is by default: in its folder, or beside the single file that was given."""
     root = Location(manifest.root, parse_location(manifest.uri).scheme)
     is_single = len(manifest.files) == 1 and parse_location(manifest.uri).uri == manifest.file_uri(0)
-    return sidecar_location(root, [manifest.files[0].path], is_single=is_single).uri
+    return sidecar_places(root, [file.path for file in manifest.files], is_single=is_single)[0].uri
 
 
 def recorded_path(path: str, *, is_web: bool) -> str:

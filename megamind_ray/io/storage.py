@@ -112,7 +112,17 @@ class Browser:
             RequestError: No such file, no permission, or a package is missing.
             SourceError: The storage does not answer.
         """
-        return self._call(lambda _: open_location(location, retry=self.retry), location, "opening it")
+        try:
+            return self._call(lambda _: open_location(location, retry=self.retry), location, "opening it")
+        except RequestError as error:
+            target = _lost_target(location)
+            if target is None:
+                raise
+            # With another cause than a missing file: there is something, and what it lacks is elsewhere.
+            raise RequestError(
+                f"{location.uri}: is a link to {target}, which is not there (a cache that was cleaned up?); fetch the "
+                "checkpoint again"
+            ) from error
 
     def read(self, source: Source, begin: int, end: int) -> bytes:
         """Reads bytes ``[begin, end)`` of something that describes weights.
@@ -152,6 +162,29 @@ class Browser:
             source.check_unchanged()
             return raw
 
+    def read_if_any(self, location: Location) -> bytes | None:
+        """Reads a small JSON file that need not be there; None where it is not.
+
+        On this machine whatever has the name counts as there: a folder, a pipe, or a link that leads nowhere in its
+        place is an error, not an absence. On a web server only what may be a JSON object does: many answer an address
+        that they do not know with a page.
+
+        Raises:
+            RequestError: It may not be read, or is no file.
+            IntegrityError: It changed while it was read.
+            SourceError: The storage does not answer.
+        """
+        if location.is_local:
+            is_there = self._call(lambda _attempt: _has_entry(location), location, "looking it up")
+            return self.read_whole(location) if is_there else None
+        if not location.is_web:
+            return self.read_whole(location) if self.has_file(location) else None
+        try:
+            raw = self.read_whole(location)
+        except RequestError:
+            return None
+        return raw if raw.lstrip().startswith(b"{") else None
+
     def _call(self, action: Callable[[int], Result], location: Location, what: str) -> Result:
         return call_with_retry(
             action,
@@ -173,15 +206,43 @@ def _local_kind(location: Location) -> PathKind:
     return PathKind.FOLDER if stat.S_ISDIR(mode) else PathKind.OTHER
 
 
+def _has_entry(location: Location) -> bool:
+    try:
+        os.lstat(location.uri)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _lost_target(location: Location) -> str | None:
+    """Where a local link leads, if nothing is there."""
+    if not location.is_local or os.path.exists(location.uri):  # noqa: PTH110 - strings all through
+        return None
+    try:
+        return os.readlink(location.uri)  # noqa: PTH115
+    except OSError:
+        return None
+
+
 def _local_listing(location: Location) -> Listing:
     with os.scandir(location.uri or "/") as entries:
-        kinds = [(entry.name, entry.is_file(), entry.is_dir()) for entry in entries]
-    return _sorted_listing(kinds)
+        # What is no folder counts as a file, also a pipe, or a link that leads nowhere: left out in silence, the rest
+        # would be taken for the whole checkpoint. Opening it says what is wrong.
+        folders = {entry.name: _is_folder(entry) for entry in entries}
+    return _sorted_listing([(name, not is_folder, is_folder) for name, is_folder in folders.items()])
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # links in a circle, or into a folder that is closed
+        return False
 
 
 def _remote_kind(location: Location, retry: RetryConfig) -> PathKind:
-    if location.is_web and not _has_suffix(location):
-        return PathKind.FOLDER  # a web server need not answer for a folder, though it serves the files in it
+    if location.is_bucket or (location.is_web and not _has_suffix(location)):
+        # A web server need not answer for a folder, though it serves the files in it. What is missing, its files tell.
+        return PathKind.FOLDER
     try:
         if location.is_web:
             open_location(location, retry=retry).close()

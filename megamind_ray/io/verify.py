@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -24,7 +24,6 @@ __all__ = [
     "Progress",
     "VerifyResult",
     "known_digests",
-    "mirror_of",
     "record_checksums",
     "verify_checksums",
 ]
@@ -67,11 +66,12 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DigestCheck:
-    """A whole file against the checksum that its storage has of it.
+    """A whole file against the checksum that its storage has of it, or that of another copy.
 
     Attributes:
         file: Path or URI of the file, secrets masked.
         origin: Who says what it should be.
+        copy: The copy whose storage says so; empty if it is the file's own storage.
         algorithm: As in ``FileDigest``.
         expected: In hexadecimal.
         actual: Of the bytes as read.
@@ -80,13 +80,15 @@ class DigestCheck:
 
     file: str
     origin: str
+    copy: str = ""
     algorithm: str
     expected: str
     actual: str
     ok: bool
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.algorithm} is {self.actual}, {self.origin} says {self.expected}"
+        origin = f"the storage of {self.copy} ({self.origin})" if self.copy else self.origin
+        return f"{self.file}: {self.algorithm} is {self.actual}, {origin} says {self.expected}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,16 +284,6 @@ def known_digests(manifest: Manifest, *, retry: RetryConfig | None = None) -> di
     return {file: digest for file, digest in zip(files, answers, strict=True) if digest is not None}
 
 
-def mirror_of(manifest: Manifest, base: str) -> Manifest:
-    """The same files in another folder, for ``verify_checksums``; a copy has its own times and tags.
-
-    Raises:
-        RequestError: ``base`` is no path or URI of a kind that is supported.
-    """
-    files = tuple(replace(file, mtime_ns=None, etag=None) for file in manifest.files)
-    return replace(manifest, uri=base, root=parse_location(base).uri, files=files)
-
-
 def _algorithms(digests: Mapping[int, FileDigest]) -> dict[int, str]:
     return {file: digest.algorithm for file, digest in digests.items()}
 
@@ -301,6 +293,7 @@ def _digest_checks(manifest: Manifest, digests: Mapping[int, FileDigest], scan: 
         DigestCheck(
             file=masked(manifest.file_uri(file)),
             origin=digest.origin,
+            copy=digest.copy,
             algorithm=digest.algorithm,
             expected=digest.value,
             actual=scan.digests[file],

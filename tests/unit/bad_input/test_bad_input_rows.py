@@ -10,6 +10,8 @@ Rows that need more than one process are shown elsewhere:
 - /dev/shm smaller than the pool, or full: ``test_pool_on_tmpfs.py`` and ``ray/test_bad_input_through_ray.py``
 - more ranks than GPUs, tp against heads, another release's planner: ``ray/test_load_through_ray.py``
 - an interrupt in the middle: ``ray/test_real_head.py``
+- lost links, and what is no file in the place of one: ``unit/io/test_hub_cache_layout.py``, ``unit/io/test_sidecar.py``
+- buckets: ``unit/io/test_s3_sources.py``; mirrors: ``unit/io/test_copies.py``
 """
 
 from __future__ import annotations

@@ -173,6 +173,102 @@ def test_a_plain_copy_is_held_to_what_the_storage_of_a_mirror_knows(
     assert [copy["ok"] for copy in result.document["mirrors"]] == [True]
 
 
+def cached_copies(checkpoint: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Two snapshots of the hub with other bytes, each as its own storage says."""
+    first = hub_cache(tmp_path / "one", checkpoint)
+    flip_bit(checkpoint / "model.safetensors", -3 % (checkpoint / "model.safetensors").stat().st_size)
+    return first, hub_cache(tmp_path / "two", checkpoint)
+
+
+def test_storages_that_contradict_each_other_are_a_conflict_of_which_neither_is_bad(
+    megamind: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    first, second = cached_copies(checkpoint, tmp_path)
+
+    result = megamind("verify", first, "--mirror", second)
+    document = megamind("verify", first, "--mirror", second, "--json").document
+
+    assert result.code == 1
+    assert "CONFLICT" in result.stdout
+    assert "NOT what its storage says" not in result.stdout
+    assert [check["ok"] for copy in (document, *document["mirrors"]) for check in copy["digests"]] == [True, True]
+    assert document["ok"] is False
+    (conflict,) = document["conflicts"]
+    assert set(conflict["values"]) == {str(first / "model.safetensors"), str(second / "model.safetensors")}
+
+
+def test_a_recording_settles_a_conflict(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    first, second = cached_copies(checkpoint, tmp_path)
+    megamind("verify", "--record", first)
+
+    document = megamind("verify", first, "--mirror", second, "--json").document
+
+    assert document["conflicts"] == []
+    assert document["mismatches"] == []
+    assert [len(copy["mismatches"]) for copy in document["mirrors"]] == [1]
+
+
+def test_each_copy_is_held_to_its_own_storage(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    first, second = hub_cache(tmp_path / "one", checkpoint), hub_cache(tmp_path / "two", checkpoint)
+    flip_bit((second / "model.safetensors").resolve(), -3 % (checkpoint / "model.safetensors").stat().st_size)
+
+    result = megamind("verify", first, "--mirror", second)
+
+    assert result.code == 1
+    assert f"{first}: 1 of 1 file as their storage says" in result.stdout
+    assert f"NOT what its storage says it is: {second}" in result.stdout
+
+
+def test_what_another_storage_says_is_named_as_such(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = hub_cache(tmp_path / "models--org--name", checkpoint)
+    flip_bit(checkpoint / "model.safetensors", -3 % (checkpoint / "model.safetensors").stat().st_size)
+
+    result = megamind("verify", checkpoint, "--mirror", snapshot)
+
+    assert result.code == 1
+    assert f"differs from what the storage of {snapshot} says: {checkpoint}" in result.stdout
+    assert "NOT what its storage says" not in result.stdout
+
+
+def test_a_checkpoint_that_lacks_a_file_is_reported_and_its_mirror_checked(
+    megamind: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    megamind("verify", "--record", checkpoint)
+    good = Path(shutil.copytree(checkpoint, tmp_path / "good"))
+    (good / "megamind-checksums.json").unlink()
+    (checkpoint / "model.safetensors").unlink()
+
+    result = megamind("verify", checkpoint, "--mirror", good)
+    document = megamind("verify", checkpoint, "--mirror", good, "--json").document
+
+    assert result.code == 1
+    assert f"{checkpoint}: CANNOT be read" in result.stdout
+    assert f"{good}: every byte is as recorded in {checkpoint}" in result.stdout
+    assert document["error"]["class"] == "RequestError"
+    assert [copy["ok"] for copy in document["mirrors"]] == [True]
+
+
+def test_a_mirror_that_lacks_files_says_which(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    megamind("verify", "--record", checkpoint)
+    short = Path(shutil.copytree(checkpoint, tmp_path / "short"))
+    data = (short / "model.safetensors").read_bytes()
+    (short / "model.safetensors").write_bytes(data[:-1])
+    (tmp_path / "empty").mkdir()
+
+    result = megamind("verify", checkpoint, "--mirror", short, "--mirror", tmp_path / "empty")
+
+    assert result.code == 1
+    assert f"{short}: model.safetensors has {len(data) - 1:,} bytes, and {len(data):,} in the copy" in result.stdout
+    assert f"{tmp_path / 'empty'}: lacks 1 of 1 files (model.safetensors): " in result.stdout
+
+
+def test_a_mistyped_mirror_is_refused_before_a_load_begins(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    result = megamind("load", checkpoint, "--mirror", tmp_path / "none")
+
+    assert result.code == 2
+    assert f"the mirror {tmp_path / 'none'} cannot be used" in result.stderr
+
+
 def test_recording_goes_without_mirrors(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
     result = megamind("verify", "--record", checkpoint, "--mirror", tmp_path)
 

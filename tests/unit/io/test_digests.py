@@ -18,9 +18,9 @@ from megamind_ray.config import IoConfig, RetryConfig
 from megamind_ray.core.location import parse_location
 from megamind_ray.errors import IntegrityError, RequestError, SourceError
 from megamind_ray.io import open_manifest, open_source, read_sidecar, record_checksums, verify_checksums, write_sidecar
+from megamind_ray.io.copies import mirror_of
 from megamind_ray.io.digests import FileDigest, digest_in_info, file_digest, new_hasher, planned_digest
 from megamind_ray.io.filesystems import fsspec_filesystem
-from megamind_ray.io.verify import mirror_of
 from megamind_ray.testing.range_server import RangeServer
 
 CHUNK_BYTES = 64 << 10

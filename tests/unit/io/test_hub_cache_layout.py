@@ -59,3 +59,22 @@ def test_an_ordinary_folder_of_such_a_name_is_read_as_one(tmp_path: Path, encode
     (folder / "model.safetensors").write_bytes(encode({"w": ("U8", [3], b"abc")}))
 
     assert list(open_manifest(folder).tensors) == ["w"]
+
+
+def test_a_snapshot_whose_blobs_were_removed_is_not_a_smaller_checkpoint(model: Path, encode: Any) -> None:
+    snapshot = model / "snapshots" / NEW
+    (snapshot / "more.safetensors").symlink_to("../../blobs/hash-of-more")
+
+    with pytest.raises(
+        RequestError, match=r"more.safetensors: is a link to ../../blobs/hash-of-more, which is not there .*fetch"
+    ):
+        open_manifest(model)
+
+
+def test_a_file_of_an_index_whose_blob_was_removed_is_named_as_a_link(model: Path) -> None:
+    snapshot = model / "snapshots" / NEW
+    (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"new": "model.safetensors"}}')
+    (model / "blobs" / "hash-of-new").unlink()
+
+    with pytest.raises(RequestError, match="model.safetensors: is a link to ../../blobs/hash-of-new, which is not"):
+        open_manifest(model)

@@ -289,7 +289,7 @@ def test_a_broken_link(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").symlink_to("gone")
     write_index(tmp_path, {"w": "w.safetensors"})
 
-    with pytest.raises(RequestError, match=rf"{INDEX}: names 1 of 1 files that are not there: w.safetensors"):
+    with pytest.raises(RequestError, match="w.safetensors: is a link to gone, which is not there"):
         open_manifest(tmp_path)
 
 

@@ -440,3 +440,66 @@ def test_in_a_forked_process_obstore_is_not_waited_for(proxy: FaultProxy) -> Non
     assert new == str(("S3fsSource", DATA[:8]))
     assert "start processes with spawn" in without
     assert parent == f"ObstoreSource {DATA[:8]}"
+
+
+@pytest.mark.usefixtures("proxy", "client")
+class TestBuckets:
+    """The root of a bucket is a folder; what is beside it belongs to somebody else."""
+
+    @pytest.mark.parametrize("uri", ["s3://root", "s3://root/"])
+    def test_a_checkpoint_at_the_root_of_a_bucket(
+        self, s3: S3Server, proxy: FaultProxy, uri: str, indexed_folder: Any
+    ) -> None:
+        s3.make_bucket("root")
+        for path in indexed_folder.iterdir():
+            s3.put("root", path.name, path.read_bytes())
+        asked: list[str] = []
+        server = proxy.answer
+        proxy.answer = lambda it: (asked.append(it.path), server(it))[1]
+
+        assert open_manifest(uri, retry=RETRY).tensors == open_manifest(indexed_folder).tensors
+        assert {path.split("?")[0].split("/")[1] for path in asked} == {"root"}
+
+    def test_a_bucket_of_folders_lists_them(self, s3: S3Server) -> None:
+        s3.make_bucket("shelf")
+        s3.put("shelf", "llama/model.safetensors", DATA)
+
+        with pytest.raises(RequestError, match=r"s3://shelf: no .safetensors files .*it has the folders llama"):
+            open_manifest("s3://shelf", retry=RETRY)
+
+    @pytest.mark.parametrize("uri", ["s3://nowhere", "s3://nowhere/llama", "s3://nowhere/llama/model.safetensors"])
+    def test_a_bucket_that_is_not_there_is_a_mistake_and_asked_for_once(
+        self, proxy: FaultProxy, client: str, uri: str
+    ) -> None:
+        num_requests = proxy.num_requests
+
+        with pytest.raises(RequestError, match=r"s3://nowhere\S*: no such ") as caught:
+            open_manifest(uri, retry=RETRY)
+
+        assert "<" not in str(caught.value)
+        assert client == "s3fs" or ("no such bucket" in str(caught.value) and proxy.num_requests - num_requests <= 2)
+
+
+_UNREACHABLE = """
+from megamind_ray.config import RetryConfig
+from megamind_ray.errors import SourceError
+from megamind_ray.io import open_manifest
+try:
+    open_manifest("s3://models/x", retry=RetryConfig(attempts=1))
+except SourceError:
+    raise SystemExit(3)
+"""
+
+
+def test_a_failure_lets_the_process_end_as_it_should() -> None:
+    """It aborted in three of ten runs, while threads of the client let go of what they had been waited for with."""
+    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": "us-east-1"}
+    nowhere = {**os.environ, **keys, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    results = [
+        subprocess.run(
+            [sys.executable, "-c", _UNREACHABLE], capture_output=True, text=True, timeout=60, check=False, env=nowhere
+        )
+        for _ in range(3)
+    ]
+
+    assert [result.returncode for result in results] == [3, 3, 3], results[0].stderr

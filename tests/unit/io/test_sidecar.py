@@ -26,6 +26,7 @@ from megamind_ray.io import (
     write_sidecar,
 )
 from megamind_ray.io.sidecar import num_chunks
+from megamind_ray.testing.range_server import RangeServer
 from megamind_ray.units import KIB
 
 CHUNK = 64 * KIB
@@ -225,7 +226,8 @@ def test_the_sidecar_of_a_single_file_is_beside_it(write_file: Any) -> None:
 
     assert record(path) == f"{path}.megamind.json"
     assert open_manifest(path).reference.origin == f"{path}.megamind.json"
-    assert open_manifest(path.parent).reference is None
+    write_file("x.safetensors", {"x": 10})
+    assert open_manifest(path.parent).reference is None  # it says nothing of the other file
 
 
 def test_the_sidecar_of_an_index_is_in_its_folder(indexed_folder: Path) -> None:
@@ -402,3 +404,72 @@ def test_a_file_without_data(tmp_path: Path, write_file: Any) -> None:
 
     assert manifest.reference.files[0].chunks_crc32 == ()
     assert verify_checksums(manifest).ok
+
+
+class TestDefaultPlaces:
+    """A file may be recorded alone or with its folder, and loaded alone or with its folder."""
+
+    def test_one_file_is_held_to_the_sidecar_of_its_folder(self, folder: Path) -> None:
+        manifest = open_manifest(folder / "two.safetensors")
+
+        assert manifest.reference.origin == str(folder / "megamind-checksums.json")
+        assert manifest.reference.files == (open_manifest(folder).reference.files[1],)
+        assert verify_checksums(manifest).ok
+
+    def test_a_damaged_file_of_a_recorded_folder_is_found_alone(self, folder: Path) -> None:
+        path = folder / "two.safetensors"
+        flip(path, path.stat().st_size - 1)
+
+        assert not verify_checksums(open_manifest(path)).ok
+
+    def test_its_own_sidecar_goes_first(self, folder: Path) -> None:
+        path = record(folder / "one.safetensors")
+
+        assert path == str(folder / "one.safetensors.megamind.json")
+        assert open_manifest(folder / "one.safetensors").reference.origin == path
+        assert open_manifest(folder).reference.origin == str(folder / "megamind-checksums.json")
+
+    def test_a_folder_of_one_file_is_held_to_the_sidecar_of_that_file(self, tmp_path: Path, write_file: Any) -> None:
+        path = record(write_file("model.safetensors", {"a": 10}))
+
+        assert open_manifest(tmp_path).reference.origin == path
+
+    def test_a_folder_that_was_recorded_before_the_file_came_says_nothing_of_it(
+        self, folder: Path, write_file: Any
+    ) -> None:
+        path = write_file("three.safetensors", {"e": 10}, folder)
+
+        assert open_manifest(path).reference is None
+        with pytest.raises(RequestError, match=r"three.safetensors.megamind.json: no such sidecar; record one first"):
+            open_manifest(path, sidecar=True)
+        with pytest.raises(IntegrityError, match="the sidecar has no file 'three.safetensors'"):
+            open_manifest(path, sidecar=folder / "megamind-checksums.json")
+
+    def test_the_sidecar_of_a_folder_may_be_named_for_one_file(self, folder: Path) -> None:
+        named = open_manifest(folder / "one.safetensors", sidecar=folder / "megamind-checksums.json")
+
+        assert named.reference.files == (open_manifest(folder).reference.files[0],)
+
+    @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("gone.json")])
+    def test_what_is_no_file_in_its_place_is_an_error(self, folder: Path, make: Any) -> None:
+        place = folder / "megamind-checksums.json"
+        place.unlink()
+        make(place)
+
+        with pytest.raises(RequestError, match=r"megamind-checksums.json: "):
+            open_manifest(folder)
+        assert open_manifest(folder, sidecar=False).reference is None
+
+    def test_a_web_server_that_answers_everything_with_a_page_has_none(self, tmp_path: Path, write_file: Any) -> None:
+        write_file("model.safetensors", {"a": 10})
+        (tmp_path / "page.html").write_text("<!doctype html><title>Sign in</title>")
+        with RangeServer(tmp_path) as server:
+            files = server.answer
+            server.answer = lambda it: files(
+                it if it.path.endswith("/model.safetensors") else replace(it, path="/page.html")
+            )
+
+            for uri in (server.uri, f"{server.uri}/model.safetensors"):
+                assert open_manifest(uri).reference is None
+            with pytest.raises(IntegrityError, match=r"sums.json: the sidecar is not"):
+                open_manifest(server.uri, sidecar=f"{server.uri}/sums.json")
