@@ -21,20 +21,68 @@ __all__ = [
     "masked",
 ]
 
-# Before the host, up to the last "@" in front of it: user and password. "hf://NAME@REVISION" has none.
-_USER: Final = re.compile(r"(https?://)[^/\s]+@|([A-Za-z][\w+.-]*://)[^/\s@:]*:[^/\s]+@", re.IGNORECASE)
+# What stands between a scheme and the authority; also with one slash too few, as people mistype it.
+_SLASHES: Final = re.compile(
+    r"(?<=[\w+.-])://+|(?:(?<=http)|(?<=https)|(?<=s3)|(?<=gs)|(?<=az)|(?<=hf)):/"
+    r"|(?:(?<=http)|(?<=https)):(?=[^\s/]*@)",
+    re.IGNORECASE,
+)
+_SPACE: Final = re.compile(r"\s")
+_BEHIND_AUTHORITY: Final = re.compile(r"[/?#]")
+_IPV6: Final = re.compile(r"\[[0-9A-Fa-f:.%]*\]")
+# What may follow the colon behind a host: a port, or, where the address ends there, what ends the sentence.
+_PORT: Final = re.compile(r"\d{1,5}")
+_PORT_AT_END: Final = re.compile(r"\d{0,5}[\"':;,.)\]}>]*")
 # Also of a file's name alone, as an address was cut into a folder and names.
 _QUERY: Final = re.compile(r"([^\s?'\"]\?)([^\s'\"]+)")
 # Of a signed address every value may be a secret; what ends the sentence is not part of it.
 _VALUE: Final = re.compile(r"=[^&]*?(?=[:;,.)]*(?:&|$))")
+_FRAGMENT: Final = re.compile(
+    r"((?:(?<=[\w+.-])://[^\s'\"#]*|\.(?:safetensors|json))#)[^\s'\"]*?(?=[:;,.)]*(?:[\s'\"]|$))"
+)
 
 
 def masked(text: str) -> str:
-    """The text without what addresses in it may carry as secrets: user, password, values of the query."""
-    if "://" not in text and "?" not in text:
+    """The text without what addresses in it may carry as secrets: user, password, values of the query, the fragment.
+
+    Where it cannot be told what of an address is the password, too much is masked rather than too little: a password
+    may have a slash or a space in it that should have been written ``%2F`` or ``%20``.
+    """
+    if ":" not in text and "?" not in text and "#" not in text:
         return text
-    text = _USER.sub(lambda match: f"{match[1] or match[2]}***@", text)
-    return _QUERY.sub(lambda match: match[1] + _VALUE.sub("=***", match[2]), text)
+    text = _without_users(text)
+    text = _QUERY.sub(lambda match: match[1] + _VALUE.sub("=***", match[2]), text)
+    return _FRAGMENT.sub(r"\1***", text)
+
+
+def _without_users(text: str) -> str:
+    parts, begin = [], 0
+    found = list(_SLASHES.finditer(text))
+    for number, match in enumerate(found):
+        end = found[number + 1].start() if number + 1 < len(found) else len(text)
+        is_web = text[max(0, match.start() - 5) : match.start()].lower().endswith(("http", "https"))
+        parts += [text[begin : match.end()], _without_user(text[match.end() : end], is_web=is_web)]
+        begin = end
+    return "".join(parts) + text[begin:]
+
+
+def _without_user(rest: str, *, is_web: bool) -> str:
+    """An address from its authority on, and the text up to the next address."""
+    address = _SPACE.split(rest, maxsplit=1)[0]
+    authority = _BEHIND_AUTHORITY.split(address, maxsplit=1)[0]
+    if _has_password(authority, is_whole=authority == address):
+        # A space in the password cuts the address short: then up to the last "@" of the line.
+        end = address.rfind("@") if "@" in address else rest.partition("\n")[0].rfind("@")
+    else:
+        # "hf://NAME@REVISION" has no user.
+        end = authority.rfind("@") if is_web else -1
+    return rest if end < 0 else "***" + rest[end:]
+
+
+def _has_password(authority: str, *, is_whole: bool) -> bool:
+    """Whether a colon in it is followed by something that is no port."""
+    _, colon, behind = _IPV6.sub("", authority).partition(":")
+    return bool(colon) and (_PORT_AT_END if is_whole else _PORT).fullmatch(behind) is None
 
 
 class MegamindError(Exception):

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from megamind_ray.errors import MegamindError, RequestError
+from megamind_ray.errors import MegamindError
 
-__all__ = ["BusyError", "library_errors", "retry_after_s", "status_error", "status_of"]
+__all__ = ["BusyError", "RefusedError", "library_errors", "retry_after_s", "status_error", "status_of"]
 
 _BUSY: Final = (408, 425, 429)
 # Libraries with classes of their own for these cases, and no status on them.
 _REFUSALS: Final = ("PermissionDeniedError", "UnauthenticatedError", "NoCredentialsError", "ClientAuthenticationError")
 _GONE: Final = ("NotFoundError", "ResourceNotFoundError", "EntryNotFoundError", "RepositoryNotFoundError")
+
+_SECONDS: Final = re.compile(r"-?[0-9]+")
+# Nobody waits longer, whatever is asked for; `retry.max_wait_s` is less.
+_MAX_RETRY_AFTER_S: Final = 86400.0
+
+
+class RefusedError(OSError):
+    """An answer that another attempt will not change; a ``RequestError`` once it is known of which file."""
 
 
 class BusyError(OSError):
@@ -31,21 +40,23 @@ class BusyError(OSError):
 
 
 def retry_after_s(value: str | None) -> float | None:
-    """The ``Retry-After`` of an answer in seconds; None where there is none, or nonsense."""
-    if value is None:
-        return None
-    with suppress(ValueError):
-        return max(0.0, float(int(value)))
-    with suppress(ValueError):
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    return None
+    """The ``Retry-After`` of an answer in seconds, at most a day; None where there is none, or nonsense."""
+    text = (value or "").strip()
+    seconds: float | None = None
+    if _SECONDS.fullmatch(text):
+        # Of ten thousand digits, which no number takes, the first few say enough.
+        seconds = float(text[:10])
+    else:
+        with suppress(ValueError, TypeError, OverflowError, IndexError):  # what the parser has for odd dates
+            seconds = parsedate_to_datetime(text).timestamp() - time.time()
+    return None if seconds is None else min(max(0.0, seconds), _MAX_RETRY_AFTER_S)
 
 
-def status_error(status: int, what: str, headers: Mapping[str, str]) -> OSError | RequestError:
+def status_error(status: int, what: str, headers: Mapping[str, str]) -> OSError:
     """An HTTP status that is not success, as an error.
 
     Args:
-        status: 300 or more.
+        status: Of the answer.
         what: Who answered, for the message.
         headers: Of the answer.
     """
@@ -56,7 +67,7 @@ def status_error(status: int, what: str, headers: Mapping[str, str]) -> OSError 
         return FileNotFoundError(text)
     if status in _BUSY or status >= 500:
         return BusyError(text, retry_after_s(headers.get("Retry-After")))
-    return RequestError(f"{text}, which another attempt will not change; check the address")
+    return RefusedError(f"{text}, which another attempt will not change; check the address")
 
 
 def status_of(error: BaseException) -> int | None:
@@ -88,7 +99,7 @@ def library_errors() -> Iterator[None]:
         raise _translated(error) from error
 
 
-def _translated(error: Exception) -> OSError | RequestError:
+def _translated(error: Exception) -> OSError:
     name = type(error).__name__
     # Some add pages of details below the first line.
     text = f"{name}: {str(error).strip().partition(chr(10))[0].strip()}"

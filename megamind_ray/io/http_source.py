@@ -7,35 +7,32 @@ silent server, and copies each body twice (docs/design/0011).
 from __future__ import annotations
 
 import logging
-import os
 import re
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import replace
 from typing import Final
 from urllib.parse import unquote, urljoin
 
 import urllib3
-from urllib3.exceptions import HTTPError, MaxRetryError
+from urllib3.exceptions import HTTPError, LocationParseError, MaxRetryError, ProtocolError
 from urllib3.util import make_headers, parse_url
 
 from megamind_ray.config import RetryConfig
 from megamind_ray.errors import RequestError, masked
 from megamind_ray.io.checksum import crc32
 from megamind_ray.io.failures import status_error
+from megamind_ray.io.http_connections import connections_to, time_for_body
 from megamind_ray.io.retry import MIN_BYTES_PER_S
 from megamind_ray.io.source import FileVersion, ShortReadError, storage_errors
 from megamind_ray.io.times import nanoseconds
-from megamind_ray.io.versioned import VersionedSource, content_range, no_ranges
+from megamind_ray.io.versioned import VersionedSource, content_range, no_ranges, unclear_range, whole_number
 from megamind_ray.units import KIB
 
 __all__ = ["HttpSource"]
 
 # Copied and summed while they are in the CPU's second cache; as fast as reading into place (docs/design/0011).
 _PIECE_BYTES: Final = 256 * KIB
-_MAX_CONNECTIONS: Final = 256
 # Only redirects: all other attempts are those of io.retry, or they would multiply.
 _REDIRECTS: Final = urllib3.Retry(
     total=10, connect=0, read=0, redirect=10, status=0, other=0, respect_retry_after_header=False
@@ -45,6 +42,8 @@ _NO_HEAD: Final = (400, 401, 403, 405, 501)
 _EXPIRED: Final = (401, 403, 404, 410)
 _LOGGERS: Final = ("urllib3.poolmanager", "urllib3.connectionpool", "urllib3.util.retry")
 _QUERY_VALUE: Final = re.compile(r"([?&][^=&\s'\"]+=)[^&\s'\"]+")
+# What urllib3 begins with: a pool or connection, whose host and port are in the address that messages begin with.
+_SPEAKER: Final = re.compile(r"(?:<[^>]*>|\w+\([^)]*\)): ")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -98,10 +97,10 @@ class HttpSource(VersionedSource):
             return 0
         with storage_errors(self.uri), self._get(f"bytes={offset}-{offset + view.nbytes - 1}") as response:
             self._check_head(response, offset, offset + view.nbytes)
-            return self._receive(response, offset, view, summed)
+            with time_for_body(self._request_s + view.nbytes / MIN_BYTES_PER_S):
+                return self._receive(response, offset, view, summed)
 
     def _receive(self, response: urllib3.BaseHTTPResponse, offset: int, view: memoryview, summed: bool) -> int:
-        deadline_s = time.monotonic() + self._request_s + view.nbytes / MIN_BYTES_PER_S
         done, value = 0, 0
         while done < view.nbytes:
             piece = response.read1(min(_PIECE_BYTES, view.nbytes - done), decode_content=False)
@@ -111,28 +110,38 @@ class HttpSource(VersionedSource):
             if summed:
                 value = crc32(piece, value)
             done += len(piece)
-            if done < view.nbytes and time.monotonic() > deadline_s:
-                raise TimeoutError(f"{done} bytes of {view.nbytes} at offset {offset} came in time")
+        # Without a length in its head, an answer may have more than was asked for.
+        if response.length_remaining is None and response.read1(1, decode_content=False):
+            raise OSError(f"the answer goes on after the {view.nbytes} bytes at offset {offset} that were asked for")
         return value
 
     def _check_head(self, response: urllib3.BaseHTTPResponse, begin: int, end: int) -> None:
         """Makes sure that the body will be what was asked for, of the version that was opened."""
-        if response.headers.get("Content-Encoding", "identity") != "identity":
+        headers = response.headers
+        if headers.get("Content-Encoding", "identity") != "identity":
             raise RequestError(f"{self.uri}: comes compressed although that was refused; serve it as it is")
-        told = _version(response.headers, self.size_bytes)
+        told, length = _version(headers, self.size_bytes), headers.get("Content-Length")
         if response.status == 206:
-            self.require_range(response.headers.get("Content-Range"), begin, end, told)
+            given, kind = headers.get("Content-Range"), headers.get("Content-Type", "")
+            if given is None or kind.strip().lower().startswith("multipart/"):
+                raise unclear_range(self.uri, given)
+            self.require_range(given, begin, end, told)
         elif (begin, end) == (0, self.size_bytes):
-            self.require_same(told)
+            size_bytes = whole_number(length)
+            told = told if size_bytes is None else replace(told, size_bytes=size_bytes)
+            self.require_same(told, is_size_told=size_bytes is not None)
         else:
             raise no_ranges(self.uri)
+        if length is not None and {whole_number(part.strip()) for part in length.split(",")} != {end - begin}:
+            raise OSError(f"the answer has the length {length!r:.100} where {end - begin} bytes were asked for")
 
     def _ask_version(self) -> FileVersion:
         with storage_errors(self._name):
             with self._request("HEAD", self._address, {}) as response:
-                if response.status < 300 and response.headers.get("Content-Length", "").isdigit():
+                size_bytes = whole_number(response.headers.get("Content-Length"))
+                if response.status == 200 and size_bytes is not None:
                     self._target = _end_of_redirects(response, self._address)
-                    return _version(response.headers, int(response.headers["Content-Length"]))
+                    return _version(response.headers, size_bytes)
                 if response.status >= 300 and response.status not in _NO_HEAD:
                     raise status_error(response.status, "the server", response.headers)
             with self._request("GET", self._address, {"Range": "bytes=0-0"}) as response:
@@ -144,7 +153,7 @@ class HttpSource(VersionedSource):
             return _version(response.headers, 0)
         if response.status >= 300:
             raise status_error(response.status, "the server", response.headers)
-        if response.status != 206 or given is None or given.total_bytes is None:
+        if response.status != 206 or given is None or given.total_bytes is None or given.begin != 0:
             raise no_ranges(self._name)
         self._target = _end_of_redirects(response, self._address)
         return _version(response.headers, given.total_bytes)
@@ -175,7 +184,7 @@ class HttpSource(VersionedSource):
         # What authenticates here is nobody else's business; urllib3 drops it on the way to another origin, too.
         own = self._own_headers if _origin(address) == _origin(self._address) else {}
         with _http_errors():
-            response = _pool(_proxy(address)).request(
+            response = connections_to(address).request(
                 method,
                 address,
                 headers={"Accept-Encoding": "identity", **own, **headers},
@@ -214,13 +223,22 @@ def _http_errors() -> Iterator[None]:
 
 
 def _reason(error: BaseException | None) -> str:
-    # After the name of the pool: its host and port are in the address that messages begin with.
-    return str(error).partition(": ")[2] or str(error)
+    if isinstance(error, ProtocolError) and len(error.args) > 1:
+        head, cause = error.args[:2]
+        return f"{str(head).rstrip('.')}, {type(cause).__name__}: {cause}"
+    text = str(error)
+    return _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else text
 
 
 def _address(uri: str) -> tuple[str, dict[str, str]]:
     """The address without user and password, and the headers that authenticate with them."""
-    url = parse_url(uri)
+    try:
+        url = parse_url(uri)
+    except LocationParseError as error:
+        raise RequestError(
+            f"{uri}: is no address of the web; check it, and write what is special in a user or password as in a path "
+            "(/ is %2F, @ is %40, a space is %20)"
+        ) from error
     if url.auth is None:
         return uri, {}
     return str(url._replace(auth=None)), make_headers(basic_auth=unquote(url.auth))
@@ -240,26 +258,6 @@ def _origin(address: str) -> tuple[str | None, str | None, int | None]:
 
 def _version(headers: Mapping[str, str], size_bytes: int) -> FileVersion:
     return FileVersion(size_bytes, nanoseconds(headers.get("Last-Modified")), headers.get("ETag"))
-
-
-def _proxy(address: str) -> str | None:
-    """The proxy that the environment names for an address; urllib reads it."""
-    url = parse_url(address)
-    if url.host is None or urllib.request.proxy_bypass(url.host):
-        return None
-    return urllib.request.getproxies().get(url.scheme or "http")
-
-
-@lru_cache(maxsize=8)
-def _pool(proxy: str | None) -> urllib3.PoolManager:
-    """Connections of this process, kept between reads and files."""
-    if proxy is not None:
-        return urllib3.ProxyManager(proxy, maxsize=_MAX_CONNECTIONS)
-    return urllib3.PoolManager(maxsize=_MAX_CONNECTIONS)
-
-
-# On a connection that parent and child have, answers of one would reach the other.
-os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 class _Masking(logging.Filter):

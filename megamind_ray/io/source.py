@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from megamind_ray.errors import IntegrityError, MegamindError, RequestError
 from megamind_ray.io.checksum import crc32
-from megamind_ray.io.failures import library_errors, status_of
+from megamind_ray.io.failures import RefusedError, library_errors, status_of
 
 __all__ = ["FileVersion", "OpenSource", "ShortReadError", "Source", "changed_error", "storage_errors"]
 
@@ -167,6 +167,8 @@ def storage_errors(uri: str) -> Iterator[None]:
             yield
     except MegamindError:
         raise
+    except RefusedError as error:
+        raise RequestError(f"{uri}: {error}") from error
     except FileNotFoundError as error:
         reason = error.__cause__
         if isinstance(reason, OSError) and not isinstance(reason, FileNotFoundError) and status_of(reason) is None:

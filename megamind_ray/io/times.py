@@ -13,7 +13,7 @@ def nanoseconds(moment: object) -> int | None:
     """Nanoseconds since the epoch, of seconds, a datetime, or text as in HTTP or ISO 8601; None of anything else."""
     if isinstance(moment, str):
         for parse in (datetime.fromisoformat, parsedate_to_datetime):
-            with suppress(ValueError):
+            with suppress(ValueError, TypeError, OverflowError, IndexError):  # what they have for odd dates
                 return round(parse(moment).timestamp() * 1e9)
     if isinstance(moment, datetime):
         moment = moment.timestamp()

@@ -270,6 +270,8 @@ class _Handler(BaseHTTPRequestHandler):
             begin, end = int(first), int(last) + 1
         self.send_response(206 if "Range" in self.headers else 200)
         self.send_header("Content-Length", str(end - begin))
+        if "Range" in self.headers:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
         self.end_headers()
         if body:
             self.wfile.write(data[begin:end])
