@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import os
 import socket
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ DirectMode = Literal["auto", "always", "never"]
 ProfileState = Literal["in force", "absent", "off", "ignored"]
 
 _log = logging.getLogger(__name__)
+
+# Waits are shorter: not every clock takes more, and none takes what is not finite.
+_DAY_S = 86400
+_MAX_DIGITS = 18
 
 
 def _require(ok: bool, field_name: str, value: object, remedy: str) -> None:
@@ -146,12 +151,15 @@ class RetryConfig:
     def __post_init__(self) -> None:
         _require(1 <= self.attempts <= 20, "retry.attempts", self.attempts, "take 1 to 20")
         _require(
+            0 <= self.max_wait_s < _DAY_S, "retry.max_wait_s", self.max_wait_s, "take 0 s or more, less than a day"
+        )
+        _require(
             0 <= self.first_wait_s <= self.max_wait_s,
             "retry.first_wait_s",
             self.first_wait_s,
             "must be from 0 to retry.max_wait_s",
         )
-        _require(0 < self.request_s < 86400, "retry.request_s", self.request_s, "take more than 0 s, less than a day")
+        _require(0 < self.request_s < _DAY_S, "retry.request_s", self.request_s, "take more than 0 s, less than a day")
         _require(
             0 < self.quarantine_share <= 1, "retry.quarantine_share", self.quarantine_share, "take more than 0, up to 1"
         )
@@ -264,7 +272,7 @@ class DeadlineConfig:
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
-            _require(0 < value < 86400, f"deadlines.{item.name}", value, "take more than 0 s and less than a day")
+            _require(0 < value < _DAY_S, f"deadlines.{item.name}", value, "take more than 0 s and less than a day")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -343,7 +351,7 @@ def _layers(
 ) -> list[_Layer]:
     """What goes over the defaults, the weakest first, each with where it comes from."""
     layers: list[_Layer] = []
-    source = path if path is not None else env.get("MEGAMIND_CONFIG")
+    source = path if path is not None else env.get("MEGAMIND_CONFIG") or None
     if source is not None:
         layers.append((f"file {source}", _read_toml(Path(source))))
     layers += [("environment", _from_environ(env)), ("arguments", overrides or {})]
@@ -394,7 +402,7 @@ def profile_path(environ: Mapping[str, str] | None = None) -> Path | None:
     """
     env = os.environ if environ is None else environ
     named = env.get("MEGAMIND_PROFILE", "")
-    if named and named != "off":
+    if named and named.lower() != "off":
         return Path(named)
     base = env.get("XDG_CONFIG_HOME", "")
     if not base.startswith("/"):  # the specification of these folders has relative ones ignored
@@ -411,10 +419,11 @@ def find_profile(environ: Mapping[str, str] | None = None) -> ProfileStatus:
     """
     env = os.environ if environ is None else environ
     path, named = profile_path(env), env.get("MEGAMIND_PROFILE", "")
-    if named == "off" or path is None:
-        return ProfileStatus(path=path, state="off" if named == "off" else "absent")
+    is_off = named.lower() == "off"
+    if is_off or path is None:
+        return ProfileStatus(path=path, state="off" if is_off else "absent")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _read_file(path)
     except (OSError, ValueError) as error:
         return _without_profile(path, error, is_named=bool(named))
     found = parse_profile(text, str(path))
@@ -490,9 +499,21 @@ def aws_environment(environ: Mapping[str, str] | None = None) -> AwsEnvironment:
     )
 
 
+def _read_file(path: Path) -> str:
+    """The text of a regular file: a pipe that nobody writes to would be waited for, and a device has no end.
+
+    Raises:
+        OSError: It is none, or cannot be read.
+        ValueError: It is not UTF-8.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is not a regular file")
+    return path.read_text(encoding="utf-8")
+
+
 def _read_toml(path: Path) -> Mapping[str, Mapping[str, object]]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(_read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"config file {path}: cannot be read ({error}); give a TOML file") from error
 
@@ -527,6 +548,8 @@ def _convert(value: object, kind: Any, what: str) -> object:
     """A TOML or text value as the field's type; byte sizes may carry a unit."""
     if kind is int and what.endswith("_bytes"):
         return parse_bytes(value, what=what)  # type: ignore[arg-type]
+    if _is_huge(value):
+        raise RequestError(f"{what}: the number has more than {_MAX_DIGITS} digits; take a smaller one")
     if kind is bool and isinstance(value, str) and value.lower() in ("0", "1", "true", "false"):
         return value.lower() in ("1", "true")
     if kind in (int, float) and isinstance(value, str):
@@ -543,6 +566,13 @@ def _convert(value: object, kind: Any, what: str) -> object:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise RequestError(f"{what} = {value!r}: must be of type {kind.__name__}")
     return value
+
+
+def _is_huge(value: object) -> bool:
+    """Whether it is a whole number that neither a float nor a message can hold."""
+    if isinstance(value, str):
+        return len(value) > _MAX_DIGITS and value.strip().isdigit()
+    return isinstance(value, int) and not -(10**_MAX_DIGITS) < value < 10**_MAX_DIGITS
 
 
 def _texts(value: object, what: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,34 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         load_config(tmp_path / "none.toml", environ={})
 
 
+@pytest.mark.parametrize("text", ["inf", "1e400", "9" * 30, "9" * 400, "9" * 5000])
+@pytest.mark.parametrize("name", ["MAX_WAIT_S", "REQUEST_S", "FIRST_WAIT_S", "QUARANTINE_SHARE", "QUARANTINE_READS"])
+def test_numbers_beyond_all_bounds_are_refused(name: str, text: str) -> None:
+    with pytest.raises(RequestError, match=f"retry.{name.lower()}"):
+        load_config(environ={f"MEGAMIND_RETRY_{name}": text})
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "0x" + "f" * 5000])
+def test_numbers_of_a_file_may_be_too_long_to_be_shown(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f"[retry]\nmax_wait_s = {number}\n")
+
+    with pytest.raises(RequestError, match="retry.max_wait_s: the number has more than 18 digits"):
+        load_config(path, environ={})
+
+
+def test_an_empty_name_of_a_file_is_none() -> None:
+    assert load_config(environ={"MEGAMIND_CONFIG": ""}) == Config()
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    for path, environ in ((tmp_path / "pipe", {}), (None, {"MEGAMIND_CONFIG": str(tmp_path / "pipe")})):
+        with pytest.raises(RequestError, match=r"pipe: cannot be read \(it is not a regular file\)"):
+            load_config(path, environ=environ)
+
+
 @pytest.mark.parametrize("name", ["MEGAMIND_IO", "MEGAMIND_IO_CHUNKS", "MEGAMIND_DISK_X"])
 def test_a_mistyped_variable_is_refused(name: str) -> None:
     with pytest.raises(RequestError, match="environment: no "):
@@ -122,7 +151,12 @@ def test_a_mistyped_variable_is_refused(name: str) -> None:
         (IoConfig, {"remote_gap_bytes": -1}, "io.remote_gap_bytes"),
         (RetryConfig, {"attempts": 0}, "retry.attempts"),
         (RetryConfig, {"first_wait_s": 6.0}, "retry.first_wait_s"),
-        (RetryConfig, {"max_wait_s": float("nan")}, "retry.first_wait_s"),
+        (RetryConfig, {"max_wait_s": float("nan")}, "retry.max_wait_s"),
+        (RetryConfig, {"max_wait_s": float("inf")}, "retry.max_wait_s"),
+        (RetryConfig, {"max_wait_s": -1.0}, "retry.max_wait_s"),
+        (RetryConfig, {"first_wait_s": float("nan")}, "retry.first_wait_s"),
+        (RetryConfig, {"request_s": float("inf")}, "retry.request_s"),
+        (RetryConfig, {"quarantine_share": float("nan")}, "retry.quarantine_share"),
         (PoolConfig, {"max_fraction": 0.76}, "pool.max_fraction"),
         (PoolConfig, {"keep_fraction": -0.1}, "pool.keep_fraction"),
         (PlanConfig, {"max_replicated_share": 1.1}, "plan.max_replicated_share"),

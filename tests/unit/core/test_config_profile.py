@@ -232,3 +232,23 @@ def test_a_profile_without_a_setting_says_that_the_defaults_were_the_best(file: 
     assert "No setting was faster" in file.read_text()
     assert load_config(environ=environ) == Config()
     assert find_profile(environ).state == "in force"
+
+
+@pytest.mark.parametrize("word", ["off", "OFF", "Off"])
+def test_off_is_written_in_any_way(file: Path, environ: dict[str, str], word: str) -> None:
+    file.write_text(profile())
+    environ["MEGAMIND_PROFILE"] = word
+
+    assert find_profile(environ).state == "off"
+    assert profile_path(environ) == file
+    assert load_config(environ=environ) == Config()
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_pipe_in_place_of_a_profile_is_not_waited_for(file: Path, environ: dict[str, str], is_named: bool) -> None:
+    os.mkfifo(file)
+    if is_named:
+        environ["MEGAMIND_PROFILE"] = str(file)
+
+    with pytest.raises(RequestError, match="it is not a regular file"):
+        load_config(environ=environ)
