@@ -2,6 +2,6 @@
 
 import sys
 
-from megamind_ray.cli.app import main
+from megamind_ray.cli import main
 
 sys.exit(main())

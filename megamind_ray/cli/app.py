@@ -5,6 +5,7 @@ Nothing here or at the top of a command module imports torch, ray or pyarrow: ``
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import typer
 import megamind_ray
 from megamind_ray.cli import down, inspect, load, models, plan, tune, verify
 from megamind_ray.cli.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_REQUEST, exit_code_of
+from megamind_ray.cli.interrupts import terminated_as_interrupt
 from megamind_ray.cli.output import error_document, print_error, print_json
 from megamind_ray.errors import MegamindError
 
@@ -72,8 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in args
     try:
-        # Not standalone: typer then raises instead of ending the process. An int is the code of a typer.Exit.
-        result = app(args, prog_name="megamind", standalone_mode=False)
+        with terminated_as_interrupt():
+            # Not standalone: typer then raises instead of ending the process. An int is the code of a typer.Exit.
+            result = app(args, prog_name="megamind", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted(as_json)
     except MegamindError as error:
@@ -98,7 +101,8 @@ def _report(document: dict[str, Any], as_json: bool) -> None:
 
 
 def _interrupted(as_json: bool) -> int:
-    _report(error_document(KeyboardInterrupt("interrupted"), INTERRUPTED), as_json)
+    with contextlib.suppress(OSError):  # the terminal may be what is gone
+        _report(error_document(KeyboardInterrupt("interrupted"), INTERRUPTED), as_json)
     return INTERRUPTED
 
 

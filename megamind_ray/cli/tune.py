@@ -33,6 +33,11 @@ EXAMPLES = examples(
     "megamind tune --reset                             (back to the defaults)",
 )
 
+_USED_BY = (
+    "later runs on this machine use it where they read in their own process; `megamind load`, and what else goes "
+    "through a cluster, does not: put the settings into a file for --config there"
+)
+
 
 def tune_command(
     uri: Annotated[
@@ -69,6 +74,10 @@ def tune_command(
 
     What is read is dropped from the page cache again and again. A setting is changed only where the gain is larger
     than the noise, and only if it holds in a second measurement against the defaults.
+
+    The profile is for what reads in its own process on this machine (load_file, load_state_dict, load_into, inspect,
+    verify). `megamind load`, and whatever else goes through a cluster, does not use it: put what was found into a file
+    for --config there.
     """
     with Output(as_json) as output, terminated_as_interrupt():
         _require_one_task(uri, show=show, reset=reset, others=dry_run or output_file is not None)
@@ -159,7 +168,7 @@ def _tables(result: TuneResult, target: Path | None, notes: list[str]) -> Render
     place = " on ".join(part for part in (measured.file_system, measured.device) if part)
     head = (
         f"{measured.path} ({place or 'file system unknown'}): {format_bytes(result.sample_bytes)} a read, "
-        f"{' and '.join(result.conditions)}, {count_of(len(result.trials), 'candidate')}, "
+        f"{' and '.join(result.conditions)}, {result.num_measured} of {count_of(len(result.trials), 'candidate')}, "
         f"{format_duration(result.seconds)}"
     )
     trials = plain_table(
@@ -182,12 +191,25 @@ def _tables(result: TuneResult, target: Path | None, notes: list[str]) -> Render
     elif result.comparison is not None:
         verdict = f"the defaults are kept: what looked faster did not hold ({result.comparison.reason})"
     else:
-        verdict = "the defaults are kept: nothing was faster by more than the noise"
-    written = "" if target is None else f"\nprofile written to {target}"
+        verdict = _nothing_found(result)
+    written = "" if target is None else f"\nprofile written to {target}\n{_USED_BY}"
     parts: list[RenderableType] = [Text(head + "\n"), trials, Text()]
     if result.comparison is not None:
         parts += [_before_and_after(result), Text()]
     return Group(*parts, Text(verdict + written), *(Text(f"note: {note}") for note in notes))
+
+
+def _nothing_found(result: TuneResult) -> str:
+    """Why the defaults stay, which is no finding where hardly anything was measured."""
+    done, wanted = result.num_measured, len(result.trials)
+    if done == wanted:
+        return "the defaults are kept: nothing was faster by more than the noise"
+    if not done:
+        return f"the defaults are kept, and may not be the fastest: none of {wanted} candidates was measured"
+    return (
+        f"the defaults are kept, and may not be the fastest: only {done} of {wanted} candidates "
+        f"{'was' if done == 1 else 'were'} measured, without a gain of more than the noise"
+    )
 
 
 def _before_and_after(result: TuneResult) -> RenderableType:

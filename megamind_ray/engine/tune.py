@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,8 @@ from megamind_ray.engine.tune_profile import mount_of
 from megamind_ray.engine.tune_reads import COLD, ReadMeter, default_values, read_knobs
 from megamind_ray.engine.tune_result import TuneRequest, TuneResult, shown_value
 from megamind_ray.engine.tune_sample import MIN_SAMPLE_BYTES, take_sample, temporary_checkpoint
-from megamind_ray.engine.tune_search import Clock, Search, Values, compare, search, spread
+from megamind_ray.engine.tune_search import Clock, Search, Trial, Values, compare, search, spread
+from megamind_ray.engine.tune_stale import remove_stale
 from megamind_ray.errors import MegamindError
 from megamind_ray.io import open_manifest
 from megamind_ray.units import MIB, format_bytes, format_duration
@@ -74,6 +75,7 @@ class _Run:
         if request.uri is not None:
             yield request.uri
             return
+        self._notes += remove_stale(request.folder)
         with temporary_checkpoint(
             request.folder,
             self._room_bytes(request.max_bytes),
@@ -125,16 +127,25 @@ class _Run:
     def _meter(self, manifest: Manifest, defaults: Values) -> ReadMeter:
         """A sample as large as the time allows: the larger, the more it is like a load."""
         self._show("finding out how fast it is")
-        largest = self._room_bytes(min(self._request.max_bytes, manifest.nbytes))
-        meter = ReadMeter(take_sample(manifest, min(largest, _FIRST_SAMPLE_BYTES)), self._request.config)
-        condition = meter.conditions()[-1]
-        fastest_s = min(meter.measure(defaults, condition) for _ in range(2))
+        rooms = self._rooms(manifest)
+        largest = max(MIN_SAMPLE_BYTES, min(rooms.values()))
+        first = ReadMeter(take_sample(manifest, min(largest, _FIRST_SAMPLE_BYTES)), self._request.config)
+        condition = first.conditions()[-1]
+        fastest_s = min(first.measure(defaults, condition) for _ in range(2))
         left_s = max(0.0, self._at(1) - self._clock())
-        affordable = int(meter.sample.nbytes / fastest_s * left_s / _PLANNED_READS) // MIB * MIB
-        chosen = max(meter.sample.nbytes, min(largest, affordable))
-        if chosen > meter.sample.nbytes:
-            meter = ReadMeter(take_sample(manifest, chosen), self._request.config)
-        return meter
+        affordable = int(first.sample.nbytes / fastest_s * left_s / _PLANNED_READS) // MIB * MIB
+        rooms["--seconds"] = min(affordable, rooms.get("--seconds", affordable))
+        chosen = max(first.sample.nbytes, min(largest, affordable))
+        sample = first.sample if chosen == first.sample.nbytes else take_sample(manifest, chosen)
+        return ReadMeter(sample, self._request.config, min(rooms, key=lambda name: rooms[name]))
+
+    def _rooms(self, manifest: Manifest) -> dict[str, int]:
+        """Bytes of a sample that each limit but the time allows; the first of equal ones is named."""
+        request = self._request
+        rooms = {"--bytes": request.max_bytes, "memory": self._room_bytes(request.max_bytes)}
+        # A temporary checkpoint is as large as the others say, unless the time for writing it was over.
+        rooms["the checkpoint" if request.uri is not None else "--seconds"] = manifest.nbytes
+        return rooms
 
     def _conditions(self, meter: ReadMeter) -> tuple[str, ...]:
         conditions = meter.conditions()
@@ -158,10 +169,8 @@ class _Run:
             clock=self._clock,
             on_trial=lambda knob, value: self._show(f"{knob.name} = {shown_value(knob.name, value)}"),
         )
-        left = sum(trial.verdict == "not tried" for trial in found.trials)
-        if left:
-            seconds = format_duration(self._request.seconds)
-            self._notes.append(f"{left} candidates were not tried in {seconds}; --seconds gives more time")
+        if not all(trial.is_measured for trial in found.trials):
+            self._notes.append(_unmeasured_note(found.trials, meter, self._request.seconds))
         for condition in conditions:
             noise = spread(found.trials, condition)
             if noise > _BUSY_SPREAD:
@@ -190,6 +199,21 @@ class _Run:
 
     def _show(self, what: str) -> None:
         self._on_progress(min(1.0, (self._clock() - self._begin_s) / self._request.seconds), what)
+
+
+def _unmeasured_note(trials: Sequence[Trial], meter: ReadMeter, seconds: float) -> str:
+    """How many candidates nothing is known of, and which limits to raise."""
+    late = sum(trial.verdict in ("not tried", "undecided") for trial in trials)
+    skipped = sum(trial.verdict == "skipped" for trial in trials)
+    reasons = []
+    if late:
+        reasons.append(f"{late} for want of time, --seconds was {format_duration(seconds)}")
+    if skipped:
+        reasons.append(
+            f"{skipped} were skipped, each says why; reads were of {format_bytes(meter.sample.nbytes)}, and what kept "
+            f"them from being larger was {meter.limit}"
+        )
+    return f"{late + skipped} of {len(trials)} candidates were not measured: {'; '.join(reasons)}"
 
 
 def _copies_note(copies: CopyTuning | None) -> str:

@@ -62,10 +62,12 @@ class ReadMeter:
     Args:
         sample: What to read.
         config: All settings that are not measured.
+        limit: What keeps the sample from being larger.
     """
 
-    def __init__(self, sample: Sample, config: Config) -> None:
+    def __init__(self, sample: Sample, config: Config, limit: str = "the checkpoint") -> None:
         self.sample = sample
+        self.limit = limit
         self._config = config
         self._state: _CacheState = "unknown"
 
@@ -110,8 +112,8 @@ class ReadMeter:
             need_bytes = max(need_bytes, _MIN_EXTENTS_PER_THREAD * io.read_threads * io.extent_bytes)
         if need_bytes > self.sample.nbytes:
             raise RequestError(
-                f"shows only in reads of {format_bytes(need_bytes)} or more, there was room for "
-                f"{format_bytes(self.sample.nbytes)} (--seconds, --bytes, the checkpoint, memory)"
+                f"shows only in reads of {format_bytes(need_bytes)} or more, {self.limit} left room for "
+                f"{format_bytes(self.sample.nbytes)}"
             )
 
     def _evict(self) -> None:

@@ -85,6 +85,11 @@ class TuneResult:
         """What is to be used: what was found if it held, else the defaults."""
         return self.found if self.comparison is not None and self.comparison.better else self.defaults
 
+    @property
+    def num_measured(self) -> int:
+        """Candidates of which it is known what they are worth."""
+        return sum(trial.is_measured for trial in self.trials)
+
     def changes(self) -> dict[str, object]:
         """The settings that differ from the defaults."""
         return {name: value for name, value in self.tuned.items() if value != self.defaults[name]}
@@ -106,6 +111,8 @@ class TuneResult:
             "found": dict(self.found),
             "tuned": dict(self.tuned),
             "changes": self.changes(),
+            "num_candidates": len(self.trials),
+            "num_measured": self.num_measured,
             "trials": [_trial(trial) for trial in self.trials],
             "comparison": None
             if comparison is None

@@ -20,6 +20,7 @@ from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.device.arena import host_buffer
 from megamind_ray.engine.sinks import MappingSink
 from megamind_ray.engine.slice_reads import SliceRows, slice_table
+from megamind_ray.engine.tune_stale import FILE_NAME, FOLDER_PREFIX, in_use
 from megamind_ray.errors import CapacityError, MegamindError, RequestError
 from megamind_ray.io.local_source import DIRECT_ALIGNMENT_BYTES
 from megamind_ray.planning.geometry import BoxRows
@@ -116,19 +117,20 @@ def temporary_checkpoint(
     """
     _require_room(folder, num_bytes)
     try:
-        home = Path(tempfile.mkdtemp(prefix="megamind-tune-", dir=folder))
+        home = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=folder))
     except OSError as error:
         raise RequestError(f"--dir {folder}: cannot be written to ({error.strerror}); take another folder") from error
     try:
-        path = home / "model.safetensors"
-        try:
-            _write(path, num_bytes, deadline_s, clock, on_bytes)
-        except OSError as error:
-            raise MegamindError(
-                f"{path}: the temporary checkpoint cannot be written ({error.strerror}); take another --dir, or less "
-                f"than --bytes {format_bytes(num_bytes)}"
-            ) from error
-        yield path
+        with in_use(home):
+            path = home / FILE_NAME
+            try:
+                _write(path, num_bytes, deadline_s, clock, on_bytes)
+            except OSError as error:
+                raise MegamindError(
+                    f"{path}: the temporary checkpoint cannot be written ({error.strerror}); take another --dir, or "
+                    f"less than --bytes {format_bytes(num_bytes)}"
+                ) from error
+            yield path
     finally:
         shutil.rmtree(home)
 

@@ -36,7 +36,7 @@ Values = Mapping[str, object]
 # Seconds that some work takes with these values, in this condition (``cold``, ``warm``).
 Measure = Callable[[Values, str], float]
 Clock = Callable[[], float]
-Verdict = Literal["taken", "kept", "skipped", "not tried"]
+Verdict = Literal["taken", "kept", "undecided", "skipped", "not tried"]
 
 _MAX_CHANCE: Final = 1 / 16
 # What is written to a file that later runs load has at least so many pairs behind it, whatever the time.
@@ -117,7 +117,8 @@ class Trial:
         knob: What was changed.
         value: To what.
         instead_of: The value to beat.
-        verdict: ``taken``; ``kept`` (the old value); ``skipped`` (it cannot be measured); ``not tried`` (no time).
+        verdict: ``taken``; ``kept`` (the old value); ``undecided`` (no time to the end: the old value is kept, too);
+            ``skipped`` (it cannot be measured); ``not tried`` (no time).
         reason: Why.
         pairs: By condition.
     """
@@ -128,6 +129,11 @@ class Trial:
     verdict: Verdict
     reason: str
     pairs: Pairs = field(default_factory=dict)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is known what it is worth."""
+        return self.verdict in ("taken", "kept")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +294,7 @@ class _Hunt:
         except CandidateFailed as failure:
             verdict, reason = "skipped", str(failure.__cause__)
         except OutOfTime:
-            reason = "the time was over before it was decided"
+            verdict, reason = "undecided", "the time was over before it was decided"
         else:
             verdict = "taken" if self._complete(pairs) and is_better(pairs, self._rule) else "kept"
             reason = _why(pairs, self._rule)

@@ -71,6 +71,25 @@ def test_an_error_that_a_library_wrapped_keeps_its_own_name() -> None:
     assert error_document(RayTaskError("wrong", file="a"), 1)["error"]["class"] == "IntegrityError"
 
 
+@pytest.mark.parametrize("start", ["from megamind_ray.cli import main\nsys.exit(main(['--version']))", "-m"])
+def test_ctrl_c_while_the_commands_are_imported_is_quiet(tmp_path: Path, start: str) -> None:
+    hook = "import sys\nclass Hook:\n    def find_spec(self, name, *_):\n        if name == 'typer':\n"
+    hook += "            raise KeyboardInterrupt\nsys.meta_path.insert(0, Hook())\n"
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    argv = ["-m", "megamind_ray.cli", "--version"] if start == "-m" else ["-c", f"import sys\n{start}"]
+
+    done = subprocess.run(
+        [sys.executable, *argv],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_an_error_is_one_block_on_stderr_and_nothing_on_stdout(megamind: Any) -> None:
     result = megamind("inspect", "/no/such/place")
 

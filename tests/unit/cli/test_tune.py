@@ -237,14 +237,16 @@ def test_without_a_home_a_file_must_be_named(megamind: Any, scratch: Path, monke
     assert "there is no profile" in megamind("tune", "--reset").stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_neither_checkpoint_nor_profile(
     tmp_path: Path, scratch: Path, number: signal.Signals
 ) -> None:
     fifo = tmp_path / "started"
     os.mkfifo(fifo)
     code = (
-        "import sys, threading\nfrom megamind_ray.cli import main\nfrom megamind_ray.engine import tune_reads\n"
+        "import signal, sys, threading\nfrom megamind_ray.cli import main\n"
+        "from megamind_ray.engine import tune_reads\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the test suite may run under nohup
         "def hang(*_, **__):\n"
         f"    open({str(fifo)!r}, 'w').close()\n"
         "    threading.Event().wait()\n"
@@ -264,6 +266,42 @@ def test_an_interrupt_leaves_neither_checkpoint_nor_profile(
     assert json.loads(stdout)["error"]["class"] == "KeyboardInterrupt"
     assert list(scratch.iterdir()) == []
     assert not (tmp_path / "settings").exists()
+
+
+@pytest.mark.usefixtures("file", "direct_is_twice_as_fast")
+def test_who_uses_the_profile_is_told(megamind: Any, scratch: Path) -> None:
+    written = megamind("tune", "--dir", scratch, "--seconds", "20", "--bytes", "8MiB").stdout
+    shown = " ".join(megamind("tune", "--help").stdout.split())
+
+    assert "`megamind load`, and what else goes through a cluster, does not" in written
+    assert "`megamind load`, and whatever else goes through a cluster, does not use it" in shown
+
+
+@pytest.mark.usefixtures("file")
+def test_without_time_nothing_is_said_to_be_found(megamind: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from megamind_ray.engine import tune
+
+    monkeypatch.setattr(tune, "_SEARCH_SHARE", 0.0)
+
+    result = megamind("tune", model, *SHORT)
+
+    assert "may not be the fastest: none of" in result.stdout
+    assert "candidates were not measured: " in result.stdout
+    assert "for want of time, --seconds was 1.00 s" in result.stdout
+
+
+@pytest.mark.usefixtures("file")
+@pytest.mark.parametrize(("max_bytes", "limit"), [("8MiB", "--bytes"), ("2GiB", "the checkpoint")])
+def test_what_kept_reads_from_being_larger_is_told(
+    megamind: Any, model: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: str, limit: str
+) -> None:
+    monkeypatch.setattr("megamind_ray.engine.tune_reads.ReadMeter._read", lambda _meter, _config: 0.002)
+
+    result = megamind("tune", model, "--seconds", "20", "--bytes", max_bytes, "--json")
+
+    (note,) = [note for note in result.document["notes"] if "candidates were not measured" in note]
+    assert note.endswith(f"what kept them from being larger was {limit}")
+    assert result.document["num_measured"] < result.document["num_candidates"]
 
 
 def test_what_goes_to_other_machines_is_made_without_the_profile(megamind: Any, file: Path, checkpoint: Path) -> None:

@@ -191,7 +191,7 @@ def _file_system(path: Path) -> str:
     ("values", "reason"),
     [
         ({"io.chunk_bytes": 64 * MIB}, "io.extent_bytes"),
-        ({"io.read_threads": 16}, r"shows only in reads of 256.00 MiB or more, there was room for 16.00 MiB"),
+        ({"io.read_threads": 16}, r"shows only in reads of 256.00 MiB or more, the checkpoint left room for 16.00 MiB"),
         ({"io.chunk_bytes": 16 * MIB}, "shows only in reads of 256.00 MiB"),
         ({"io.extent_bytes": 64 * MIB}, "shows only in reads of 2.00 GiB"),
     ],

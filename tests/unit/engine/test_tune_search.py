@@ -144,7 +144,9 @@ def test_the_end_of_the_time_ends_the_search() -> None:
 
     assert found.out_of_time
     assert found.best["threads"] == 8
+    assert found.trials[1].verdict == "undecided"
     assert found.trials[1].reason == "the time was over before it was decided"
+    assert [trial.is_measured for trial in found.trials] == [True] + [False] * (len(found.trials) - 1)
     assert {trial.verdict for trial in found.trials[2:]} == {"not tried"}
     assert machine.now_s <= 25.0 + 2
 
@@ -163,7 +165,7 @@ def test_a_candidate_that_the_time_cut_short_is_not_taken() -> None:
     found = Machine(by_threads({8: 0.5})).search(THREADS, seconds=8.0)
 
     assert found.best == START
-    assert found.trials[0].verdict == "kept"
+    assert found.trials[0].verdict == "undecided"
     assert found.trials[0].pairs
 
 
