@@ -174,7 +174,7 @@ def opened(get: Iterable[bytes]) -> Callable[[str], Iterable[bytes]]:
     [
         [CHUNKED + b"8;", *[b"x"] * MANY, b"\r\n" + DATA[:8] + b"\r\n0\r\n\r\n"],
         [PART + b"X-Filler: ", *[b"x"] * MANY, b"\r\nContent-Length: 8\r\n\r\n" + DATA[:8]],
-        [b"HTTP/1.1 ", *[b"2"] * MANY],
+        [b"HTTP/1.1 ", *[b"2"] * MANY, b"\r\n\r\n"],
         [CHUNKED + b"8\r\n" + DATA[:8] + b"\r\n0\r\n", *[b"x"] * MANY, b"\r\n\r\n"],
     ],
     ids=["lengths of pieces", "head", "status line", "trailer"],
