@@ -32,7 +32,7 @@ from megamind_ray.core.report import LoadReport
 from megamind_ray.core.topology import Topology
 from megamind_ray.errors import ClusterError, MegamindError, RequestError
 from megamind_ray.io import open_manifest
-from megamind_ray.io.copies import reference_notes
+from megamind_ray.io.copies import reference_notes, require_mirrors
 from megamind_ray.planning import RuleSource, build_demands, build_plan, choose_keep_blocks, pool_budget_bytes
 from megamind_ray.units import format_bytes
 
@@ -239,6 +239,7 @@ class Planner:
             manifest = open_manifest(
                 request.uri, sidecar=request.sidecar, io=request.config.io, retry=request.config.retry
             )
+            require_mirrors(manifest, request.config.io.mirrors, retry=request.config.retry)
             name = self._free_name(request)
         with ticket.timed("workers"):
             self._fleet.refresh()

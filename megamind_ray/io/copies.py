@@ -26,6 +26,7 @@ __all__ = [
     "recorded_beside",
     "reference_notes",
     "require_files",
+    "require_mirrors",
 ]
 
 # Storages that have no checksum of any file, whatever they are asked.
@@ -160,6 +161,21 @@ def check_mirrors(uri: str, mirrors: Sequence[str], *, retry: RetryConfig | None
         size_bytes = _size_bytes(layout.root.join(path), browser)
     except MegamindError:
         return
+    _require_file(uri, path, size_bytes, mirrors, browser)
+
+
+def require_mirrors(manifest: Manifest, mirrors: Sequence[str], *, retry: RetryConfig | None = None) -> None:
+    """As ``check_mirrors``, of a checkpoint that is open.
+
+    Raises:
+        RequestError: A mirror has not the same files.
+    """
+    if manifest.files:
+        file = manifest.files[0]
+        _require_file(manifest.uri, file.path, file.size_bytes, mirrors, Browser(retry or RetryConfig()))
+
+
+def _require_file(uri: str, path: str, size_bytes: int, mirrors: Sequence[str], browser: Browser) -> None:
     for mirror in mirrors:
         try:
             found_bytes = _size_bytes(parse_location(mirror).join(path), browser)

@@ -10,7 +10,7 @@ import pytest
 from megamind_ray.config import IoConfig, RetryConfig
 from megamind_ray.errors import IntegrityError, RequestError
 from megamind_ray.io import default_sidecar_path, open_manifest, record_checksums, write_sidecar
-from megamind_ray.io.copies import check_mirrors, reference_notes
+from megamind_ray.io.copies import check_mirrors, reference_notes, require_mirrors
 from megamind_ray.testing.fault_server import Fault
 from megamind_ray.testing.range_server import RangeServer
 
@@ -27,8 +27,12 @@ def test_a_mirror_that_holds_the_files_passes(indexed_folder: Path, mirror: Path
 
 
 def test_a_mistyped_mirror_is_refused(indexed_folder: Path, mirror: Path) -> None:
+    mistyped = [str(mirror), str(mirror.with_name("mirrro"))]
+
     with pytest.raises(RequestError, match=r"the mirror .*/mirrro cannot be used for .*no such file .*name a folder"):
-        check_mirrors(str(indexed_folder), [str(mirror), str(mirror.with_name("mirrro"))])
+        check_mirrors(str(indexed_folder), mistyped)
+    with pytest.raises(RequestError, match=r"the mirror .*/mirrro cannot be used for "):
+        require_mirrors(open_manifest(indexed_folder), mistyped)
 
 
 def test_a_mirror_of_another_checkpoint_is_refused(indexed_folder: Path, mirror: Path, write_file: Any) -> None:
