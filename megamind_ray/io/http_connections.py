@@ -46,7 +46,7 @@ class _BoundedReader(io.RawIOBase):
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket) -> None:
         self._raw, self._sock = raw, sock
-        self._silence_s = sock.gettimeout()
+        self._silence_s = self._timeout_s = sock.gettimeout()
         self._head_deadline_s = None if self._silence_s is None else time.monotonic() + self._silence_s
 
     def readable(self) -> bool:
@@ -58,7 +58,10 @@ class _BoundedReader(io.RawIOBase):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError("it did not come in time, though it was never silent for long")
-            self._sock.settimeout(min(left_s, self._silence_s))
+            timeout_s = min(left_s, self._silence_s)
+            if timeout_s != self._timeout_s:  # a call of the system
+                self._sock.settimeout(timeout_s)
+                self._timeout_s = timeout_s
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
