@@ -122,9 +122,13 @@ def _tune(
         require_writable(target)
     with _progress() as show_progress:
         result = tune(request, on_progress=show_progress)
+    notes = list(result.notes)
+    if target is not None and not result.num_measured:
+        notes.append(f"no profile was written to {target}, as nothing was measured; one that is there stays")
+        target = None
     if target is not None:
         write_profile(result.profile(), target)
-    notes = [*result.notes, *_use_notes(result, target, config)]
+    notes += _use_notes(result, target, config)
     document = {**result.to_json(), "profile": None if target is None else str(target), "notes": notes}
     return document, _tables(result, target, notes)
 

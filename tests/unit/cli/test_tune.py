@@ -277,8 +277,9 @@ def test_who_uses_the_profile_is_told(megamind: Any, scratch: Path) -> None:
     assert "`megamind load`, and whatever else goes through a cluster, does not use it" in shown
 
 
-@pytest.mark.usefixtures("file")
-def test_without_time_nothing_is_said_to_be_found(megamind: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_time_nothing_is_said_to_be_found_and_no_profile_is_replaced(
+    megamind: Any, file: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from megamind_ray.engine import tune
 
     monkeypatch.setattr(tune, "_SEARCH_SHARE", 0.0)
@@ -288,6 +289,8 @@ def test_without_time_nothing_is_said_to_be_found(megamind: Any, model: Path, mo
     assert "may not be the fastest: none of" in result.stdout
     assert "candidates were not measured: " in result.stdout
     assert "for want of time, --seconds was 1.00 s" in result.stdout
+    assert f"no profile was written to {file}" in result.stdout
+    assert not file.exists()
 
 
 @pytest.mark.usefixtures("file")
