@@ -14,6 +14,7 @@ from megamind_ray.config import RetryConfig
 from megamind_ray.core.location import Location
 from megamind_ray.errors import RequestError
 from megamind_ray.io.counters import ReadCounters, ReadKind
+from megamind_ray.io.failures import RefusedError
 from megamind_ray.io.filesystems import call_filesystem, fsspec_filesystem
 from megamind_ray.io.opening import open_location
 from megamind_ray.io.retry import call_with_retry, read_with_retry, request_bound_s
@@ -181,7 +182,10 @@ class Browser:
             return self.read_whole(location) if self.has_file(location) else None
         try:
             raw = self.read_whole(location)
-        except RequestError:
+        except RequestError as error:
+            # A recording that is there and cannot be read is no reason to load unchecked.
+            if not isinstance(error.__cause__, FileNotFoundError | PermissionError | RefusedError):
+                raise
             return None
         return raw if raw.lstrip().startswith(b"{") else None
 

@@ -26,6 +26,7 @@ from megamind_ray.io import (
     write_sidecar,
 )
 from megamind_ray.io.sidecar import num_chunks
+from megamind_ray.testing.fault_server import Answer, Request
 from megamind_ray.testing.range_server import RangeServer
 from megamind_ray.units import KIB
 
@@ -473,3 +474,19 @@ class TestDefaultPlaces:
                 assert open_manifest(uri).reference is None
             with pytest.raises(IntegrityError, match=r"sums.json: the sidecar is not"):
                 open_manifest(server.uri, sidecar=f"{server.uri}/sums.json")
+
+    def test_a_recording_on_the_web_that_cannot_be_read_is_no_reason_to_load_unchecked(self, folder: Path) -> None:
+        """A server that compresses JSON whatever it is asked for."""
+        with RangeServer(folder) as server:
+            files = server.answer
+
+            def compressed(request: Request) -> Answer:
+                answer = files(request)
+                if request.path.endswith("/megamind-checksums.json"):
+                    return Answer(answer.status, {**answer.headers, "Content-Encoding": "gzip"}, answer.body)
+                return answer
+
+            server.answer = compressed
+            with pytest.raises(RequestError, match=r"megamind-checksums.json.* comes compressed"):
+                open_manifest(f"{server.uri}/one.safetensors")
+            assert open_manifest(f"{server.uri}/one.safetensors", sidecar=False).reference is None
