@@ -25,7 +25,7 @@ __all__ = ["DIRECT_ALIGNMENT_BYTES", "LocalSource"]
 DIRECT_ALIGNMENT_BYTES: Final = 4096
 # Below this a direct read is all latency, and the page cache reads ahead.
 _MIN_DIRECT_BYTES: Final = 256 * KIB
-# Summed while they are in the second-level cache: then the sum costs a few per cent of the copy, not half of it.
+# Summed while they are in the second-level cache, where a sum runs twice as fast as from memory (docs/benchmarks.md).
 _SUMMED_PIECE_BYTES: Final = 256 * KIB
 _BOUNCE_BYTES: Final = 4 * MIB
 
