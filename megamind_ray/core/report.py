@@ -76,7 +76,11 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What a load moved, how long it took, what it proved (docs/design/0003)."""
+    """What a load moved, how long it took, what it proved (docs/design/0003).
+
+    ``lower_bound_s``, ``bottleneck`` (in words) and ``utilisation`` (by resource, 0 to 1) are known for a prediction, and
+    for a load that was measured against a topology.
+    """
 
     kind: Literal["load", "swap", "simulation"] = "load"
     model: str
@@ -97,6 +101,9 @@ class LoadReport:
     kept: Kept = Kept()
     verified: Verified
     notes: tuple[str, ...] = ()
+    lower_bound_s: float | None = None
+    bottleneck: str = ""
+    utilisation: Mapping[str, float] = field(default_factory=dict)
     schema: str = SCHEMA
 
     def to_json(self) -> dict[str, Any]:
