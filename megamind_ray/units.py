@@ -8,7 +8,17 @@ from typing import Final
 
 from megamind_ray.errors import RequestError
 
-__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_duration", "format_rate", "parse_bytes", "parse_rate"]
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "format_bytes",
+    "format_duration",
+    "format_rate",
+    "parse_bytes",
+    "parse_duration",
+    "parse_rate",
+]
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -21,6 +31,17 @@ _BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40, "pi": 1 <
 _NUMBER = r"\s*(\d{1,12}(?:\.\d{1,12})?|\d{1,24}|\.\d{1,12})\s*"
 _SIZE = re.compile(_NUMBER + r"([kmgtp]?i?)b?\s*", re.IGNORECASE)
 _RATE = re.compile(_NUMBER + r"([kmgtp]?i?)(bit|b)(?:/s|ps)\s*", re.IGNORECASE)
+_DURATION = re.compile(_NUMBER + r"([num\u00b5\u03bc]?s|min|h)\s*")  # the micro sign, and the Greek letter
+_SECONDS = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "\u00b5s": Decimal("1e-6"),
+    "\u03bcs": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "min": Decimal(60),
+    "h": Decimal(3600),
+}
 
 
 def parse_bytes(value: int | str, *, what: str = "size") -> int:
@@ -69,10 +90,32 @@ def parse_rate(value: float | str, *, what: str = "rate") -> float:
             raise RequestError(f"{what}: {value!r} is not a rate; write for example '25GB/s' or '200Gbit/s'")
         rate = float(match[1]) * scale / (1 if match[3] == "B" else 8)
     else:
-        rate = float(value)
+        rate = float(value) if abs(value) < 1e300 else float("inf")  # an integer may be too long for a float
     if not 0 < rate < float("inf"):
         raise RequestError(f"{what}: {value!r} must be more than 0 bytes per second")
     return rate
+
+
+def parse_duration(value: float | str, *, what: str = "duration") -> float:
+    """Reads ``"100us"``, ``"2 ms"``, ``"1.5s"``, ``"3min"`` or a number of seconds.
+
+    Args:
+        value: Seconds, or a number with a unit (ns, us, ms, s, min, h).
+        what: Name of the setting, for the error message.
+
+    Raises:
+        RequestError: It is not a duration, is negative or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise RequestError(f"{what}: {value!r} is not a duration; write seconds or for example '2ms' or '100us'")
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value)
+        if match is None:
+            raise RequestError(f"{what}: {value!r} is not a duration; write seconds or for example '2ms' or '100us'")
+        return float(Decimal(match[1]) * _SECONDS[match[2]])
+    if not 0 <= value < 1e300:  # also what is no number, and integers that are too long for a float
+        raise RequestError(f"{what}: {value!r} must be 0 seconds or more")
+    return float(value)
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megamind_ray.config import Config, load_config
@@ -38,7 +37,8 @@ def plan(
     Args:
         uri: Path or URI of the checkpoint.
         parallel: The mesh; default is one rank.
-        topology: The hardware, or the path of a topology file; None plans for ``nominal_topology``.
+        topology: The hardware, the path of a topology file, or the name of a preset (``megamind topology --list``);
+            None plans for ``nominal_topology``.
         keep: Plan for blocks that stay in the pools.
         rules: Placement rules that go before the built-in ones.
         allow_replication: Plan also if more of the checkpoint is replicated than ``plan.max_replicated_share``.
@@ -52,16 +52,11 @@ def plan(
     """
     from megamind_ray.integrations.transformers import fallback_rules
     from megamind_ray.io import open_manifest
-    from megamind_ray.planning import build_demands, build_plan, load_topology
+    from megamind_ray.planning import build_demands, build_plan, resolve_topology
 
     settings = load_config(profile=False) if config is None else config
     mesh = parallel or Parallel()
-    if topology is None:
-        hardware = nominal_topology(mesh.world)
-    elif isinstance(topology, Topology):
-        hardware = topology
-    else:
-        hardware = load_topology(Path(topology))
+    hardware = nominal_topology(mesh.world) if topology is None else resolve_topology(topology)
     manifest = open_manifest(uri, sidecar=sidecar, io=settings.io, retry=settings.retry)
     demands = build_demands(
         manifest,

@@ -6,8 +6,10 @@ from megamind_ray.planning.compile import compile_agent, compile_rank, load_fact
 from megamind_ray.planning.demands import build_demands
 from megamind_ray.planning.fallback import Fallback, RuleSource
 from megamind_ray.planning.geometry import BoxRows, box_rows
+from megamind_ray.planning.presets import preset, preset_names, preset_text, resolve_topology
 from megamind_ray.planning.rules import load_rules
-from megamind_ray.planning.topology_file import dump_topology, load_topology, parse_topology
+from megamind_ray.planning.topology_dump import dump_topology
+from megamind_ray.planning.topology_file import load_topology, parse_topology
 
 __all__ = [
     "BoxRows",
@@ -26,4 +28,8 @@ __all__ = [
     "load_topology",
     "parse_topology",
     "pool_budget_bytes",
+    "preset",
+    "preset_names",
+    "preset_text",
+    "resolve_topology",
 ]

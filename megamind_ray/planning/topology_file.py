@@ -1,25 +1,67 @@
-"""Topology files: TOML in, ``Topology`` out, and back (schema: docs/design/0003).
-
-A topology that was read from a running cluster is written with its optional fields (``index``, ``address``, ``rack``,
-``free``), and comes back equal.
-"""
+"""Topology files: TOML in, ``Topology`` out (schema: docs/design/0003). ``topology_dump`` goes the other way."""
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Final, TypeVar, cast, get_args
 
 from megamind_ray.core.ids import NodeId
-from megamind_ray.core.topology import SCHEMA, Disk, Gpu, Links, Nic, Node, Storage, Topology
+from megamind_ray.core.topology import (
+    SCHEMA,
+    Disk,
+    Gpu,
+    GpuKind,
+    Host,
+    Links,
+    Nic,
+    Node,
+    Rack,
+    Storage,
+    Switch,
+    Topology,
+)
 from megamind_ray.errors import RequestError
-from megamind_ray.units import parse_bytes, parse_rate
+from megamind_ray.planning.toml_table import TomlTable
 
-__all__ = ["dump_topology", "load_topology", "parse_topology"]
+__all__ = ["load_topology", "parse_topology"]
+
+_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "topology": ("schema", "name", "source", "storage", "racks", "nodes", "links"),
+    "storage": ("rate", "shared", "latency", "request", "requests"),
+    "racks": ("name", "count", "uplink"),
+    "nodes": (
+        "name",
+        "count",
+        "memory",
+        "pool",
+        "pool_taken",
+        "address",
+        "rack",
+        "per_rack",
+        "host",
+        "gpus",
+        "switches",
+        "disks",
+        "nics",
+    ),
+    "host": ("cores", "memory_rate", "copy", "touch", "checksum", "network", "run", "put", "call"),
+    "gpus": ("index", "count", "memory", "free", "kind", "numa", "nvlink_group", "pcie"),
+    "switches": ("gpus", "rate"),
+    "disks": ("name", "count", "rate", "latency"),
+    "nics": ("name", "count", "rate", "latency"),
+    "links": ("nvlink", "wire"),
+}
+# A dataclass with slots has no defaults on its class.
+_GPU: Final = Gpu(index=0, memory_bytes=0, free_bytes=0)
+_DISK: Final = Disk(name="", bytes_per_s=1.0)
+_NIC: Final = Nic(name="", bytes_per_s=1.0)
+_STORAGE: Final = Storage(bytes_per_s=1.0)
+
+Named = TypeVar("Named", Disk, Nic)
 
 
 def load_topology(path: str | Path) -> Topology:
@@ -49,109 +91,30 @@ def parse_topology(text: str, *, origin: str) -> Topology:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"topology file {origin}: not TOML ({error})") from error
-    top = _Table.of(document, f"topology file {origin}", ("schema", "name", "storage", "nodes", "links"))
+    top = TomlTable.of(document, f"topology file {origin}", _KEYS["topology"])
     if document.get("schema") != SCHEMA:
         found = document.get("schema")
-        raise RequestError(f"{top.where}: schema is {found!r}; this release reads schema = {SCHEMA!r}")
-    nodes = tuple(node for table in top.tables("nodes", required=True) for node in _nodes(table))
-    links = top.table("links", ("nvlink",))
-    storage = top.table("storage", ("rate", "shared"))
-    return Topology(
-        nodes=nodes,
-        name=top.text("name"),
-        links=Links() if links is None else Links(nvlink_bytes_per_s=links.rate("nvlink", Links().nvlink_bytes_per_s)),
-        storage=None if storage is None else Storage(bytes_per_s=storage.rate("rate"), shared=storage.flag("shared")),
-    )
+        raise RequestError(f"{top.where}: schema is {found!r:.40}; this release reads schema = {SCHEMA!r}")
+    nodes = tuple(node for table in top.tables("nodes", _KEYS["nodes"], required=True) for node in _nodes(table))
+    racks = tuple(rack for table in top.tables("racks", _KEYS["racks"]) for rack in _racks(table))
+    _require_unique([rack.name for rack in racks], top.where, "racks")
+    try:
+        return Topology(
+            nodes=nodes,
+            name=top.text("name"),
+            links=_links(top.table("links", _KEYS["links"])),
+            storage=_storage(top.table("storage", _KEYS["storage"])),
+            racks=racks,
+            source=top.text("source"),
+        )
+    except RequestError as error:
+        raise RequestError(f"{top.where}: {error.message}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A TOML table with its place, whose keys are all known."""
-
-    values: Mapping[str, Any]
-    where: str
-
-    @classmethod
-    def of(cls, values: object, where: str, keys: tuple[str, ...]) -> _Table:
-        if not isinstance(values, Mapping):
-            raise RequestError(f"{where}: {values!r} must be a table with the keys {', '.join(keys)}")
-        for key in values:
-            if key not in keys:
-                raise RequestError(f"{where}: unknown key {key!r}; there are {', '.join(keys)}")
-        return cls(values, where)
-
-    def table(self, key: str, keys: tuple[str, ...]) -> _Table | None:
-        return _Table.of(self.values[key], f"{self.where}: [{key}]", keys) if key in self.values else None
-
-    def tables(self, key: str, *, required: bool = False) -> list[_Table]:
-        found = self.values.get(key, [])
-        if not isinstance(found, list) or (required and not found):
-            raise RequestError(
-                f"{self.where}: write at least one [[{key}]] table"
-                if required
-                else f"{self.where}: {key} must be tables, [[{key}]]"
-            )
-        return [
-            _Table.of(values, f"{self.where}: {key}[{position}]", _KEYS[key]) for position, values in enumerate(found)
-        ]
-
-    def text(self, key: str, default: str | None = "") -> str:
-        value = self.values.get(key, default)
-        if not isinstance(value, str):
-            raise RequestError(
-                f"{self.where}: {key} = {value!r} must be a text"
-                if key in self.values
-                else f"{self.where}: {key} is missing"
-            )
-        return value
-
-    def integer(self, key: str, default: int | None, *, at_least: int = 0) -> int | None:
-        value = self.values.get(key, default)
-        if key in self.values and (isinstance(value, bool) or not isinstance(value, int) or value < at_least):
-            raise RequestError(f"{self.where}: {key} = {value!r:.40} must be an integer of {at_least} or more")
-        if value is not None and value > _MAX_INTEGER:
-            raise RequestError(f"{self.where}: {key} = {value} is more than {_MAX_INTEGER}; correct it")
-        return None if value is None else int(value)
-
-    def count(self) -> int:
-        return self.integer("count", 1, at_least=1) or 1
-
-    def flag(self, key: str) -> bool:
-        value = self.values.get(key, True)
-        if not isinstance(value, bool):
-            raise RequestError(f"{self.where}: {key} = {value!r} must be true or false")
-        return value
-
-    def size(self, key: str, default: int | None = None) -> int:
-        if key not in self.values and default is not None:
-            return default
-        return parse_bytes(self._present(key, "a size like '80GiB'"), what=f"{self.where}: {key}")
-
-    def rate(self, key: str, default: float | None = None) -> float:
-        if key not in self.values and default is not None:
-            return default
-        return parse_rate(self._present(key, "a rate like '25GB/s'"), what=f"{self.where}: {key}")
-
-    def _present(self, key: str, what: str) -> Any:
-        if key not in self.values:
-            raise RequestError(f"{self.where}: {key} is missing; give {what}")
-        return self.values[key]
-
-
-# More of anything than the largest cluster has; a typing error should not fill the memory with nodes.
-_MAX_INTEGER = 65536
-_KEYS: Mapping[str, tuple[str, ...]] = {
-    "nodes": ("name", "count", "memory", "pool", "address", "rack", "gpus", "disks", "nics"),
-    "gpus": ("index", "count", "memory", "free", "numa", "nvlink_group", "pcie"),
-    "disks": ("name", "rate"),
-    "nics": ("name", "rate"),
-}
-
-
-def _nodes(table: _Table) -> list[Node]:
-    """One ``[[nodes]]`` table: ``count`` identical nodes, ``n0``, ``n0-1``, ..."""
+def _nodes(table: TomlTable) -> list[Node]:
+    """One ``[[nodes]]`` table: ``count`` nodes ``n0``, ``n0-1``, ..., alike but for their racks."""
     gpus: list[Gpu] = []
-    for entry in table.tables("gpus"):
+    for entry in table.tables("gpus", _KEYS["gpus"]):
         gpus.extend(_gpus(entry, first_index=gpus[-1].index + 1 if gpus else 0))
     name = table.text("name", default=None)
     node = Node(
@@ -159,17 +122,38 @@ def _nodes(table: _Table) -> list[Node]:
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
         memory_bytes=table.size("memory"),
         pool_bytes=table.size("pool"),
-        disks=tuple(Disk(name=d.text("name", None), bytes_per_s=d.rate("rate")) for d in table.tables("disks")),
-        nics=tuple(Nic(name=n.text("name", None), bytes_per_s=n.rate("rate")) for n in table.tables("nics")),
+        pool_taken_bytes=table.size("pool_taken", 0),
+        disks=_each(table.tables("disks", _KEYS["disks"]), _disk),
+        nics=_each(table.tables("nics", _KEYS["nics"]), _nic),
         address=table.text("address"),
-        rack=table.text("rack") if "rack" in table.values else None,
+        rack=table.optional_text("rack"),
+        switches=tuple(
+            Switch(gpus=switch.integers("gpus"), bytes_per_s=switch.rate("rate"))
+            for switch in table.tables("switches", _KEYS["switches"])
+        ),
+        host=_host(table.table("host", _KEYS["host"])),
     )
     if node.pool_bytes > node.memory_bytes:
         raise RequestError(f"{table.where}: pool is larger than memory; the object store is part of host memory")
-    return [node, *(replace(node, id=NodeId(f"{name}-{copy}")) for copy in range(1, table.count()))]
+    per_rack = table.integer("per_rack", None, at_least=1)
+    if per_rack is not None and node.rack is None:
+        raise RequestError(f"{table.where}: per_rack is there and rack is not; name the first of the racks")
+    return [
+        replace(node, id=NodeId(_numbered(name, copy)), rack=_rack_of(node.rack, copy, per_rack))
+        for copy in range(table.count())
+    ]
 
 
-def _gpus(table: _Table, *, first_index: int) -> list[Gpu]:
+def _rack_of(rack: str | None, copy: int, per_rack: int | None) -> str | None:
+    """Racks are filled one after the other, and numbered as ``[[racks]]`` with a count numbers them."""
+    return rack if rack is None or per_rack is None else _numbered(rack, copy // per_rack)
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name}-{number}" if number else name
+
+
+def _gpus(table: TomlTable, *, first_index: int) -> list[Gpu]:
     memory = table.size("memory")
     free = table.size("free", memory)
     if free > memory:
@@ -181,54 +165,79 @@ def _gpus(table: _Table, *, first_index: int) -> list[Gpu]:
         free_bytes=free,
         numa=table.integer("numa", None),
         nvlink_group=table.integer("nvlink_group", None),
-        pcie_bytes_per_s=table.rate("pcie", Gpu(index=0, memory_bytes=0, free_bytes=0).pcie_bytes_per_s),
+        pcie_bytes_per_s=table.rate("pcie", _GPU.pcie_bytes_per_s),
+        kind=cast(GpuKind, table.choice("kind", get_args(GpuKind))),
     )
     return [replace(gpu, index=first + step) for step in range(table.count())]
 
 
-def dump_topology(topology: Topology) -> str:
-    """The TOML text of a topology; ``parse_topology`` gives it back equal. Sizes are in bytes, rates in bytes/s."""
-    lines = [f"schema = {_value(SCHEMA)}", f"name = {_value(topology.name)}"]
-    if topology.storage is not None:
-        lines += ["", "[storage]", *_pairs(rate=topology.storage.bytes_per_s, shared=topology.storage.shared)]
-    for node in topology.nodes:
-        lines += ["", "[[nodes]]", *_node_lines(node)]
-    lines += ["", "[links]", *_pairs(nvlink=topology.links.nvlink_bytes_per_s)]
-    return "\n".join(lines) + "\n"
+def _each(tables: list[TomlTable], make: Callable[[TomlTable], Named]) -> tuple[Named, ...]:
+    """``count`` devices a table: ``nvme0``, ``nvme0-1``, ..."""
+    found: list[Named] = []
+    for table in tables:
+        one = make(table)
+        found += [replace(one, name=_numbered(one.name, copy)) for copy in range(table.count())]
+    return tuple(found)
 
 
-def _node_lines(node: Node) -> Iterable[str]:
-    yield from _pairs(name=node.id, address=node.address or None, rack=node.rack)
-    yield from _pairs(memory=node.memory_bytes, pool=node.pool_bytes)
-    # Equal GPUs with consecutive indices become one entry with a count.
-    for alike, members in groupby(
-        enumerate(node.gpus), key=lambda item: replace(item[1], index=item[1].index - item[0])
-    ):
-        run = [gpu for _, gpu in members]
-        yield "[[nodes.gpus]]"
-        yield from _pairs(
-            index=run[0].index,
-            count=len(run),
-            memory=alike.memory_bytes,
-            free=alike.free_bytes,
-            numa=alike.numa,
-            nvlink_group=alike.nvlink_group,
-            pcie=alike.pcie_bytes_per_s,
-        )
-    for disk in node.disks:
-        yield from ("[[nodes.disks]]", *_pairs(name=disk.name, rate=disk.bytes_per_s))
-    for nic in node.nics:
-        yield from ("[[nodes.nics]]", *_pairs(name=nic.name, rate=nic.bytes_per_s))
+def _disk(table: TomlTable) -> Disk:
+    return Disk(
+        name=table.text("name", None),
+        bytes_per_s=table.rate("rate"),
+        latency_s=table.duration("latency", _DISK.latency_s),
+    )
 
 
-def _pairs(**values: object) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in values.items() if value is not None]
+def _nic(table: TomlTable) -> Nic:
+    return Nic(
+        name=table.text("name", None),
+        bytes_per_s=table.rate("rate"),
+        latency_s=table.duration("latency", _NIC.latency_s),
+    )
 
 
-def _value(value: object) -> str:
-    # A TOML basic string has the escapes of JSON, but for DEL, which TOML wants escaped and JSON does not.
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value)
+def _host(table: TomlTable | None) -> Host:
+    host = Host()
+    if table is None:
+        return host
+    return Host(
+        cores=table.integer("cores", host.cores, at_least=1) or host.cores,
+        memory_bytes_per_s=table.rate("memory_rate", host.memory_bytes_per_s),
+        copy_bytes_per_s=table.rate("copy", host.copy_bytes_per_s),
+        touch_bytes_per_s=table.rate("touch", host.touch_bytes_per_s),
+        checksum_bytes_per_s=table.rate("checksum", host.checksum_bytes_per_s),
+        network_bytes_per_s=table.rate("network", host.network_bytes_per_s),
+        run_s=table.duration("run", host.run_s),
+        put_s=table.duration("put", host.put_s),
+        call_s=table.duration("call", host.call_s),
+    )
+
+
+def _racks(table: TomlTable) -> list[Rack]:
+    name, uplink = table.text("name", None), table.rate("uplink")
+    return [Rack(name=_numbered(name, copy), uplink_bytes_per_s=uplink) for copy in range(table.count())]
+
+
+def _links(table: TomlTable | None) -> Links:
+    if table is None:
+        return Links()
+    nvlink = table.rate("nvlink", Links().nvlink_bytes_per_s)
+    return Links(nvlink_bytes_per_s=nvlink, wire_bytes_per_s=table.optional_rate("wire"))
+
+
+def _storage(table: TomlTable | None) -> Storage | None:
+    if table is None:
+        return None
+    return Storage(
+        bytes_per_s=table.rate("rate"),
+        shared=table.flag("shared"),
+        latency_s=table.duration("latency", _STORAGE.latency_s),
+        request_bytes_per_s=table.optional_rate("request"),
+        requests_per_s=table.frequency("requests"),
+    )
+
+
+def _require_unique(names: list[str], where: str, key: str) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise RequestError(f"{where}: {key}: two are named {name!r}; give each its own name")

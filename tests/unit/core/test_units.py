@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megamind_ray.errors import RequestError
-from megamind_ray.units import format_bytes, format_duration, format_rate, parse_bytes, parse_rate
+from megamind_ray.units import format_bytes, format_duration, format_rate, parse_bytes, parse_duration, parse_rate
 
 SCALES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "Gi": 2**30, "TiB": 2**40}
 
@@ -59,7 +59,7 @@ def test_rates(text: str | float, bytes_per_s: float) -> None:
     assert parse_rate(text) == bytes_per_s
 
 
-@pytest.mark.parametrize("value", ["25GB", "0B/s", 0, -1.0, float("inf"), float("nan"), True, None])
+@pytest.mark.parametrize("value", ["25GB", "0B/s", 0, -1.0, float("inf"), float("nan"), True, None, 10**400])
 def test_what_is_no_rate(value: object) -> None:
     with pytest.raises(RequestError, match="^disk: "):
         parse_rate(value, what="disk")  # type: ignore[arg-type]
@@ -91,3 +91,35 @@ def test_rates_for_people(rate: float, text: str) -> None:
 )
 def test_durations_for_people(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2ms", 0.002),
+        ("100us", 1e-4),
+        ("100 \u00b5s", 1e-4),
+        ("100\u03bcs", 1e-4),
+        ("250ns", 2.5e-7),
+        (" 1.5 s ", 1.5),
+        ("3min", 180.0),
+        ("2h", 7200.0),
+        ("0s", 0.0),
+        (0.25, 0.25),
+        (3, 3.0),
+    ],
+)
+def test_durations(text: float | str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("value", ["", "2", "2 apples", "-1s", "1e-3s", "5m", "2MS", True, None])
+def test_what_is_no_duration(value: object) -> None:
+    with pytest.raises(RequestError, match=r"^call: .* is not a duration; write seconds or for example '2ms'"):
+        parse_duration(value, what="call")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, float("inf"), float("nan"), 10**400])
+def test_a_duration_that_cannot_be(value: float) -> None:
+    with pytest.raises(RequestError, match="^call: .* must be 0 seconds or more"):
+        parse_duration(value, what="call")
