@@ -18,7 +18,9 @@ __all__ = ["aligned_placements"]
 
 # One value for all features, or one per feature: a dim of one index belongs to every rank.
 _BROADCAST = frozenset({".weight_scale", ".weight_scale_inv", ".input_scale"})
-_SCALES = frozenset({".weight_scale_inv", ".weight_scale", ".qzeros", ".scales", "_scale_inv", "_scales"})
+_SCALES = frozenset(
+    {".weight_scale_inv", ".weight_scale", ".weight_zero_point", ".qzeros", ".scales", "_scale_inv", "_scales"}
+)
 _REPLICATE = Replicate()
 
 

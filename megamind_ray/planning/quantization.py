@@ -11,6 +11,8 @@ FP8, block scales     ``weight [out, in]``       ``weight_scale_inv          ``i
 FP8, per channel      ``weight [out, in]``       ``weight_scale [out, 1]``   ``input_scale []``
 GPTQ                  ``qweight [in/8, out]``    ``scales [in/g, out]``      ``qzeros [in/g, out/8]``, ``g_idx [in]``
 AWQ                   ``qweight [in, out/8]``    ``scales [in/g, out]``      ``qzeros [in/g, out/8]``
+compressed-tensors,   ``weight_packed            ``weight_scale              ``weight_zero_point [out/8, in/g]``,
+``pack-quantized``    [out, in/8]``              [out, in/g]``               ``weight_shape [2]``, of the whole
 ====================  =========================  ==========================  =================================
 """
 
@@ -26,10 +28,11 @@ from megamind_ray.errors import RequestError
 __all__ = ["Quantization", "layer_and_suffix", "quantization"]
 
 # Schemes whose weights keep their shapes; what they pack after all has other names, which no rule matches.
-_UNPACKED = frozenset({"compressed-tensors", "fbgemm_fp8"})
+_PACK_QUANTIZED = "compressed-tensors"
+_UNPACKED = frozenset({_PACK_QUANTIZED, "fbgemm_fp8"})
 _SUFFIX = re.compile(
     r"(.*?)(\.weight_scale_inv|\.weight_scale|\.input_scale|\.weight|\.bias|\.qweight|\.qzeros|\.scales|\.g_idx"
-    r"|_scale_inv|_blocks|_scales|_bias)?",
+    r"|\.weight_packed|\.weight_shape|\.weight_zero_point|_scale_inv|_blocks|_scales|_bias)?",
     re.DOTALL,  # a name may have line ends
 )
 
@@ -42,8 +45,8 @@ class Quantization:
         method: As the configuration names it, ``none`` without quantisation.
         block_out: Out features per row of FP8 block scales, 1 without.
         block_in: In features per column of FP8 block scales, 1 without.
-        pack: Values in one int32 of GPTQ and AWQ.
-        group: In features that share a scale in GPTQ and AWQ; 0: all of them.
+        pack: Values in one int32 of GPTQ, AWQ and ``pack-quantized``.
+        group: In features that share a scale in these; 0: all of them.
         act_order: GPTQ with ``desc_act``: groups are not contiguous.
     """
 
@@ -60,6 +63,11 @@ class Quantization:
         return self.method in ("none", "fp8", "gptq", "awq", "mxfp4") or self.method in _UNPACKED
 
     @property
+    def packs_rows(self) -> bool:
+        """Whether each row is packed by itself, as ``weight_packed``."""
+        return self.method == _PACK_QUANTIZED and self.pack > 1
+
+    @property
     def out_unit(self) -> int:
         """Out features that cannot be parted."""
         return math.lcm(self.block_out, self.pack)
@@ -69,7 +77,7 @@ class Quantization:
         """In features that cannot be parted."""
         if self.method == "mxfp4":
             return 32
-        packed = self.pack if self.method == "gptq" else 1
+        packed = self.pack if self.method in ("gptq", _PACK_QUANTIZED) else 1
         return math.lcm(self.block_in, packed, self.group or 1)
 
     @property
@@ -101,6 +109,8 @@ def quantization(config: Mapping[str, object]) -> Quantization:
         return Quantization(method="mxfp4")
     if method in ("gptq", "awq"):
         return _packed(raw, method)
+    if method == _PACK_QUANTIZED and raw.get("format") == "pack-quantized":
+        return _pack_quantized(raw)
     return Quantization(method=method or "none")
 
 
@@ -114,6 +124,34 @@ def _packed(raw: Mapping[str, object], method: str) -> Quantization:
     return Quantization(
         method=method, pack=32 // bits, group=max(group, 0), act_order=method == "gptq" and bool(raw.get("desc_act"))
     )
+
+
+def _pack_quantized(raw: Mapping[str, object]) -> Quantization:
+    """Of compressed-tensors: ``config_groups`` names layers and says how their weights are packed."""
+    groups = raw.get("config_groups")
+    rows = list(groups.values()) if isinstance(groups, Mapping) else []
+    weights = [row.get("weights") if isinstance(row, Mapping) else None for row in rows]
+    schemes = [scheme for scheme in weights if isinstance(scheme, Mapping)]
+    if not schemes or len(schemes) < len(rows):
+        raise RequestError(
+            f"config.json: compressed-tensors with config_groups={groups!r:.80}; each must be an object with weights"
+        )
+    found = {_pack_and_group(scheme) for scheme in schemes}
+    if len(found) > 1:
+        return Quantization(method=f"{_PACK_QUANTIZED} with groups that differ")
+    return found.pop()
+
+
+def _pack_and_group(scheme: Mapping[str, object]) -> Quantization:
+    bits, group, order = scheme.get("num_bits", 4), scheme.get("group_size"), scheme.get("actorder")
+    if not isinstance(bits, int) or bits < 1 or 32 % bits:
+        return Quantization(method=f"{_PACK_QUANTIZED} with num_bits={bits!r:.20}")
+    if order in ("group", True):
+        # The groups of a rank's columns are scattered over all scales.
+        return Quantization(method=f"{_PACK_QUANTIZED} with actorder={order}")
+    if group is not None and not isinstance(group, int):
+        raise RequestError(f"config.json: compressed-tensors with group_size={group!r:.80}; it must be a number")
+    return Quantization(method=_PACK_QUANTIZED, pack=32 // bits, group=max(group or 0, 0))
 
 
 def layer_and_suffix(name: str) -> tuple[str, str]:

@@ -55,6 +55,7 @@ def colwise(
             "qzeros": out(1, quant.pack),
             "scales": out(1),
             "g_idx": _REPLICATE,
+            **_packed_by_rows(quant, out(0), out(0, quant.pack)),
         },
     )
 
@@ -84,14 +85,22 @@ def rowwise(
             "weight": inp(1),
             "bias": _REPLICATE,
             "weight_scale_inv": inp(1, quant.block_in),
-            "weight_scale": _REPLICATE,
+            "weight_scale": inp(1, quant.group) if quant.packs_rows and quant.group else _REPLICATE,
             "input_scale": _REPLICATE,
             "qweight": inp(0, q_pack),
             "qzeros": grouped,
             "scales": grouped,
             "g_idx": inp(0),
+            **_packed_by_rows(quant, inp(1, quant.pack), inp(1, quant.group) if quant.group else _REPLICATE),
         },
     )
+
+
+def _packed_by_rows(quant: Quantization, weight: Placement, zero_point: Placement) -> dict[str, Placement]:
+    """Tensors of compressed-tensors; other schemes use the same names for what is laid out in another way."""
+    if not quant.packs_rows:
+        return {}
+    return {"weight_packed": weight, "weight_zero_point": zero_point, "weight_shape": _REPLICATE}
 
 
 def packed_colwise(
