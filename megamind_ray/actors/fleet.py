@@ -149,6 +149,7 @@ class Fleet:
                     free_bytes=worker.free_bytes,
                     numa=worker.numa,
                     nvlink_group=worker.nvlink_group,
+                    kind="cpu" if worker.device == "cpu" else "cuda",
                 )
                 for (node, gpu), worker in sorted(self.worker_facts.items())
                 if node == node_id

@@ -1,0 +1,92 @@
+"""Measuring the nodes of a running fleet, each by its own agent, all at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Final
+
+import ray
+
+from megamind_ray.actors.boundary import settle, wait_for, wait_for_all
+from megamind_ray.actors.names import NAMESPACE, agent_name
+from megamind_ray.actors.runtime import fleet_actors
+from megamind_ray.config import Config
+from megamind_ray.core.ids import NodeId
+from megamind_ray.engine.measure import MeasureRequest, NodeMeasurement
+from megamind_ray.engine.measure_figures import Figure
+from megamind_ray.errors import ClusterError
+
+__all__ = ["measure_fleet"]
+
+_CALLS: Final = 20
+_BATCHES: Final = 5
+
+
+def measure_fleet(fleet: str, request: MeasureRequest, config: Config) -> dict[NodeId, NodeMeasurement]:
+    """Has every node of a fleet measured.
+
+    A load that runs meanwhile spoils the figures, and they slow it down. Nodes that share a disk measure their part.
+
+    Args:
+        fleet: Its name; this process is connected to its cluster.
+        request: What each node measures; the folder is one on each of them.
+        config: Deadlines.
+
+    Raises:
+        RequestError: A folder cannot be written to, or a node is being measured already.
+        CapacityError: A temporary file does not fit.
+        ClusterError: A node did not answer in time.
+    """
+    agents = _running_agents(fleet)
+    if not agents:
+        raise ClusterError(f"fleet {fleet!r}: no node agent runs; load a model, or look at `ray status`")
+    calls = {node: _call_figure(agent, config) for node, agent in agents.items()}
+    asked = [agent.measure.remote(request) for agent in agents.values()]
+    try:
+        # A figure that is begun is taken to its end, and the first puts of a pool are slow.
+        found: list[NodeMeasurement] = wait_for_all(
+            asked,
+            timeout_s=2 * request.seconds + config.deadlines.call_s,
+            what=f"measuring {len(agents)} nodes of fleet {fleet!r}",
+        )
+    except BaseException:
+        _stop(agents, asked, config)
+        raise
+    return {node: _with_call(one, calls[node]) for node, one in zip(agents, found, strict=True)}
+
+
+def _running_agents(fleet: str) -> dict[NodeId, Any]:
+    """Handles by node. Of an agent that was replaced a moment ago the name may still be there."""
+    agents: dict[NodeId, Any] = {}
+    for name in fleet_actors(fleet):
+        parts = name.split("/")
+        if len(parts) == 4 and name == agent_name(fleet, NodeId(parts[2]), parts[3]):
+            try:
+                agents[NodeId(parts[2])] = ray.get_actor(name, namespace=NAMESPACE)
+            except ValueError:  # it ended between listing and asking
+                continue
+    return agents
+
+
+def _call_figure(agent: Any, config: Config) -> Figure:
+    """What a call from one process to an actor and its answer take. One after the other: that is what is measured."""
+    samples = []
+    for _ in range(_BATCHES + 1):
+        begin_s = perf_counter()
+        for _ in range(_CALLS):
+            wait_for(agent.ping.remote(), timeout_s=config.deadlines.call_s, what="measuring a call")
+        samples.append((perf_counter() - begin_s) / _CALLS)
+    # The first calls make the connection.
+    return Figure(name="a call and its answer", unit="s", samples=tuple(samples[1:]))
+
+
+def _with_call(found: NodeMeasurement, call: Figure) -> NodeMeasurement:
+    return replace(found, host=replace(found.host, call_s=call.value), figures=(*found.figures, call))
+
+
+def _stop(agents: Mapping[NodeId, Any], asked: list[Any], config: Config) -> None:
+    """Waits, for a while, until all have stopped: what they wrote is gone then."""
+    stops = [agent.stop_measuring.remote() for agent in agents.values()]
+    settle([*stops, *asked], timeout_s=config.deadlines.close_s, what="stopping to measure")
