@@ -31,11 +31,13 @@ def plan(
     allow_replication: bool = False,
     sidecar: str | os.PathLike[str] | bool | None = None,
     config: Config | None = None,
+    shapes: bool = False,
+    weights: str | None = None,
 ) -> Plan:
     """Plans a load; reads the headers of the checkpoint, and nothing else.
 
     Args:
-        uri: Path or URI of the checkpoint.
+        uri: Path or URI of the checkpoint; with ``shapes`` what has the model's ``config.json``, or a model's name.
         parallel: The mesh; default is one rank.
         topology: The hardware, the path of a topology file, or the name of a preset (``megamind topology --list``);
             None plans for ``nominal_topology``.
@@ -44,20 +46,24 @@ def plan(
         allow_replication: Plan also if more of the checkpoint is replicated than ``plan.max_replicated_share``.
         sidecar: Recorded checksums: None uses those beside the checkpoint, a path others, False none.
         config: Settings; None reads file and environment.
+        shapes: Plan for the checkpoint that the model's ``config.json`` describes; there need not be one. ``uri`` is a
+            folder with that file, the file, or a name such as ``deepseek-v3`` (``planning.shapes.ready_names``).
+        weights: With ``shapes``, the format of the weights: ``bf16``, ``fp8``, ``int4`` or ``mxfp4``; None is that of
+            the configuration.
 
     Raises:
         RequestError: The checkpoint or the mesh cannot be loaded as asked.
         CapacityError: It does not fit; the message says what would.
         IntegrityError: A header is wrong.
     """
+    from megamind_ray.api.shapes import open_planned
     from megamind_ray.integrations.transformers import fallback_rules
-    from megamind_ray.io import open_manifest
     from megamind_ray.planning import build_demands, build_plan, resolve_topology
 
     settings = load_config(profile=False) if config is None else config
     mesh = parallel or Parallel()
     hardware = nominal_topology(mesh.world) if topology is None else resolve_topology(topology)
-    manifest = open_manifest(uri, sidecar=sidecar, io=settings.io, retry=settings.retry)
+    manifest = open_planned(uri, shapes=shapes, weights=weights, sidecar=sidecar, config=settings)
     demands = build_demands(
         manifest,
         mesh,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from megamind_ray.cli.options import AllowReplication, AsJson, ConfigFile, Dp, Ep, Pp, RulesFile, Tp, Uri, examples
+from megamind_ray.cli.options import AllowReplication, AsJson, Dp, Ep, Pp, RulesFile, Tp, examples
 from megamind_ray.cli.output import Output
+from megamind_ray.cli.shapes import Model, ModelOrSettings, Shapes, WeightFormat, which_model
 from megamind_ray.errors import masked
 
 if TYPE_CHECKING:
@@ -22,12 +23,14 @@ __all__ = ["EXAMPLES", "plan_command"]
 EXAMPLES = examples(
     "megamind plan /models/llama-3-70b --tp 8",
     "megamind plan s3://models/deepseek-v3 --tp 8 --pp 2 --topology topology.toml --save plan/",
+    "megamind plan deepseek-v3 --shapes --weights int4 --tp 8",
+    "megamind plan --config DIR --tp 8",
     "megamind plan /models/llama-3-8b --tp 2 --explain model.layers.0.self_attn.q_proj.weight",
 )
 
 
 def plan_command(
-    uri: Uri,
+    model: Model = None,
     tp: Tp = 1,
     pp: Pp = 1,
     dp: Dp = 1,
@@ -46,7 +49,9 @@ def plan_command(
         list[str] | None,
         typer.Option("--explain", metavar="TENSOR", help="Say where this tensor goes and why; may be repeated."),
     ] = None,
-    config: ConfigFile = None,
+    shapes: Shapes = False,
+    weights: WeightFormat = None,
+    config: ModelOrSettings = None,
     as_json: AsJson = False,
 ) -> None:
     """Plans a load: which rank goes to which GPU, who reads what, what is replicated, whether it fits.
@@ -62,6 +67,7 @@ def plan_command(
         from megamind_ray.core.parallel import Parallel
         from megamind_ray.planning import load_rules
 
+        uri, shapes, settings = which_model(model, config, shapes=shapes)
         made = plan(
             uri,
             parallel=Parallel(tp=tp, pp=pp, dp=dp, ep=ep),
@@ -69,10 +75,15 @@ def plan_command(
             rules=load_rules(rules) if rules is not None else (),
             keep=keep,
             allow_replication=allow_replication,
-            config=load_config(config, profile=False),
+            config=load_config(settings, profile=False),
+            shapes=shapes,
+            weights=weights,
         )
         hardware = "nominal nodes of eight 80 GiB GPUs" if topology is None else str(topology)
         document, parts = _told(made, hardware, explain or [])
+        if shapes:
+            document["shapes"] = True
+            parts.insert(0, Text("from the sizes in config.json; no checkpoint was opened"))
         if save is not None:
             made.save(save)
             document["saved"] = str(save)
