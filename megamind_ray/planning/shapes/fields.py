@@ -27,9 +27,7 @@ class Fields:
 
     values: Mapping[str, object]
 
-    def count(
-        self, *names: str, most: int = WIDTH, least: int = 1, default: int | None = None, instead: str = "add it"
-    ) -> int:
+    def count(self, *names: str, most: int = WIDTH, least: int = 1, default: int | None = None) -> int:
         """The first of these fields that is there and not null.
 
         Args:
@@ -37,7 +35,6 @@ class Fields:
             most: Largest value that can be meant.
             least: Smallest value.
             default: For a configuration without the field; None: the field must be there.
-            instead: What to do about a field that is missing.
 
         Raises:
             RequestError: The field is missing, no integer, or out of bounds.
@@ -52,7 +49,7 @@ class Fields:
                 raise RequestError(f"config.json: {name}={_short(value)}; it must be from {least} to {most}")
             return value
         if default is None:
-            raise RequestError(f"config.json: {names[0]!r} is missing, which the shapes depend on; {instead}")
+            raise RequestError(f"config.json: {names[0]!r} is missing, which the shapes depend on; add it")
         return default
 
     def has(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A tensor that a checkpoint would have, and how large one may get."""
+"""A tensor that a checkpoint would have."""
 
 from __future__ import annotations
 
