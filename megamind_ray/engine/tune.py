@@ -14,7 +14,6 @@ from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.profile import Measured
 from megamind_ray.device.memory import host_memory
 from megamind_ray.engine.tune_device import CopyTuning, tune_copies
-from megamind_ray.engine.tune_profile import mount_of
 from megamind_ray.engine.tune_reads import COLD, ReadMeter, default_values, read_knobs
 from megamind_ray.engine.tune_result import TuneRequest, TuneResult, shown_value
 from megamind_ray.engine.tune_sample import MIN_SAMPLE_BYTES, take_sample, temporary_checkpoint
@@ -22,6 +21,7 @@ from megamind_ray.engine.tune_search import Clock, Search, Trial, Values, compar
 from megamind_ray.engine.tune_stale import remove_stale
 from megamind_ray.errors import MegamindError
 from megamind_ray.io import open_manifest
+from megamind_ray.io.mounts import mount_of
 from megamind_ray.units import MIB, format_bytes, format_duration
 
 __all__ = ["tune"]
@@ -182,12 +182,12 @@ class _Run:
 
     def _measured(self, manifest: Manifest, path: str) -> Measured:
         where = Path(manifest.root) if self._request.uri is not None else self._request.folder.absolute()
-        file_system, device = mount_of(Path(parse_location(path).uri))
+        mount = mount_of(Path(parse_location(path).uri))
         return Measured(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             path=str(where),
-            file_system=file_system,
-            device=device,
+            file_system=mount.kind if mount else "",
+            device=mount.source if mount else "",
         )
 
     def _room_bytes(self, wanted_bytes: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,7 @@ from megamind_ray.core.profile import Measured, Profile, render_profile
 from megamind_ray.engine.tune_search import Trial, Values, median_ratio
 from megamind_ray.errors import MegamindError, RequestError
 
-__all__ = ["mount_of", "profile_of", "remove_profile", "require_writable", "write_profile"]
-
-_OCTAL = re.compile(r"\\([0-7]{3})")
+__all__ = ["profile_of", "remove_profile", "require_writable", "write_profile"]
 
 
 def profile_of(values: Values, defaults: Values, trials: Sequence[Trial], measured: Measured) -> Profile:
@@ -36,24 +33,6 @@ def _gain(name: str, value: object, trials: Sequence[Trial]) -> str:
     trial = next(it for it in reversed(trials) if (it.knob, it.value, it.verdict) == (name, value, "taken"))
     shown = ", ".join(f"{median_ratio(pairs):.2f}x {condition}" for condition, pairs in trial.pairs.items())
     return f"{shown}, against {trial.instead_of}"
-
-
-def mount_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> tuple[str, str]:
-    """Type and device of the file system that holds a path (proc_pid_mountinfo(5)); empty where it is not known."""
-    target = path.resolve()
-    best: tuple[int, str, str] = (0, "", "")
-    try:
-        lines = mountinfo.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:  # no procfs
-        return "", ""
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        point = _OCTAL.sub(lambda found: chr(int(found[1], 8)), left.split(" ")[4])
-        kind, device = right.split(" ")[:2]
-        # A later mount at the same point hides the earlier one.
-        if target.is_relative_to(point) and len(point) >= best[0]:
-            best = (len(point), kind, _OCTAL.sub(lambda found: chr(int(found[1], 8)), device))
-    return best[1:]
 
 
 def require_writable(path: Path) -> None:

@@ -7,8 +7,9 @@ import mmap
 import os
 import random
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
+
+from megamind_ray.io.mounts import read_mounts
 
 __all__ = ["PageCacheProbe", "is_network_file_system"]
 
@@ -79,7 +80,7 @@ class PageCacheProbe:
 @cache
 def is_network_file_system(device: int) -> bool:
     """Whether files with this ``st_dev`` come over a network, as far as the kernel's mount table tells."""
-    kind = _file_system_types().get(device, "")
+    kind = next((mount.kind for mount in reversed(read_mounts()) if mount.device == device), "")
     return kind in _NETWORK_TYPES or kind.startswith("fuse")
 
 
@@ -98,17 +99,3 @@ def _libc() -> Any:
     library.mmap.restype = address
     library.munmap.argtypes = (address, size)
     return library
-
-
-def _file_system_types() -> dict[int, str]:
-    """File system type by device number, from ``/proc/self/mountinfo`` (proc_pid_mountinfo(5))."""
-    types: dict[int, str] = {}
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no /proc: nothing is known
-        return types
-    for line in lines:
-        fields = line.split()
-        major, _, minor = fields[2].partition(":")
-        types[os.makedev(int(major), int(minor))] = fields[fields.index("-") + 1]
-    return types

@@ -8,7 +8,7 @@ import pytest
 
 from megamind_ray.config import find_profile, load_config
 from megamind_ray.core.profile import Measured, Profile
-from megamind_ray.engine.tune_profile import mount_of, profile_of, remove_profile, require_writable, write_profile
+from megamind_ray.engine.tune_profile import profile_of, remove_profile, require_writable, write_profile
 from megamind_ray.engine.tune_search import Pair, Trial
 from megamind_ray.errors import MegamindError, RequestError
 
@@ -91,19 +91,3 @@ def test_removing_says_whether_there_was_one(tmp_path: Path) -> None:
     assert not remove_profile(path / "below-a-file")
     with pytest.raises(RequestError, match="cannot be removed"):
         remove_profile(tmp_path)
-
-
-def test_the_innermost_mount_is_the_one_that_holds_a_path(tmp_path: Path) -> None:
-    inner = tmp_path / "with space"
-    inner.mkdir()
-    point = str(inner).replace(" ", "\\040")
-    mountinfo = tmp_path / "mountinfo"
-    mountinfo.write_text(
-        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
-        f"30 22 0:40 / {point} rw - tmpfs tmpfs rw\n"
-        f"31 30 0:41 / {point} rw shared:2 master:1 - nfs4 server:/models rw,vers=4.2\n"
-    )
-
-    assert mount_of(inner, mountinfo) == ("nfs4", "server:/models")
-    assert mount_of(tmp_path, mountinfo) == ("ext4", "/dev/vda")
-    assert mount_of(tmp_path, tmp_path / "no such file") == ("", "")

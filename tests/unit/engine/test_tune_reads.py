@@ -19,6 +19,7 @@ from megamind_ray.engine.tune_sample import take_sample, temporary_checkpoint
 from megamind_ray.errors import CapacityError, RequestError
 from megamind_ray.io import open_manifest
 from megamind_ray.io.local_source import DIRECT_ALIGNMENT_BYTES
+from megamind_ray.io.mounts import mount_of
 from megamind_ray.units import MIB
 
 
@@ -182,9 +183,8 @@ def test_a_file_system_in_memory_is_always_warm() -> None:
 
 
 def _file_system(path: Path) -> str:
-    from megamind_ray.engine.tune_profile import mount_of
-
-    return mount_of(path)[0]
+    mount = mount_of(path)
+    return mount.kind if mount else ""
 
 
 @pytest.mark.parametrize(
