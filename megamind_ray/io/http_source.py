@@ -20,13 +20,12 @@ from urllib3.util import make_headers, parse_url
 
 from megamind_ray.config import RetryConfig
 from megamind_ray.errors import RequestError, masked
-from megamind_ray.io.checksum import crc32
 from megamind_ray.io.failures import status_error
 from megamind_ray.io.http_connections import connections_to, time_for_body
 from megamind_ray.io.retry import MIN_BYTES_PER_S
-from megamind_ray.io.source import FileVersion, ShortReadError, storage_errors
+from megamind_ray.io.source import FileVersion, storage_errors
 from megamind_ray.io.times import nanoseconds
-from megamind_ray.io.versioned import VersionedSource, content_range, no_ranges, unclear_range, whole_number
+from megamind_ray.io.versioned import VersionedSource, content_range, fill, no_ranges, unclear_range, whole_number
 from megamind_ray.units import KIB
 
 __all__ = ["HttpSource"]
@@ -75,45 +74,17 @@ class HttpSource(VersionedSource):
         self._name = uri
         super().__init__(uri, self._ask_version())
 
-    def read_into(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> None:  # noqa: ARG002
-        """As ``Source.read_into``; nothing is kept in a cache here."""
-        self._read(offset, buffer, summed=False)
-
-    def read_summed(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> int:  # noqa: ARG002
-        """As ``Source.read_summed``."""
-        return self._read(offset, buffer, summed=True)
-
     def current_version(self) -> FileVersion:
         """State of the file now."""
         return self._ask_version()
 
-    def close(self) -> None:
-        """Connections are the process's."""
-
-    def _read(self, offset: int, buffer: memoryview, *, summed: bool) -> int:
-        view = buffer.cast("B")
-        self.require_inside(offset, view.nbytes)
-        if view.nbytes == 0:
-            return 0
-        with storage_errors(self.uri), self._get(f"bytes={offset}-{offset + view.nbytes - 1}") as response:
-            self._check_head(response, offset, offset + view.nbytes)
+    def fetch(self, offset: int, view: memoryview, *, summed: bool) -> int:
+        """As ``VersionedSource.fetch``."""
+        end = offset + view.nbytes
+        with self._get(f"bytes={offset}-{end - 1}") as response:
+            self._check_head(response, offset, end)
             with time_for_body(self._request_s + view.nbytes / MIN_BYTES_PER_S):
-                return self._receive(response, offset, view, summed)
-
-    def _receive(self, response: urllib3.BaseHTTPResponse, offset: int, view: memoryview, summed: bool) -> int:
-        done, value = 0, 0
-        while done < view.nbytes:
-            piece = response.read1(min(_PIECE_BYTES, view.nbytes - done), decode_content=False)
-            if not piece:
-                raise ShortReadError(f"the answer ended after {done} of {view.nbytes} bytes at offset {offset}")
-            view[done : done + len(piece)] = piece
-            if summed:
-                value = crc32(piece, value)
-            done += len(piece)
-        # Without a length in its head, an answer may have more than was asked for.
-        if response.length_remaining is None and response.read1(1, decode_content=False):
-            raise OSError(f"the answer goes on after the {view.nbytes} bytes at offset {offset} that were asked for")
-        return value
+                return fill(view, _body(response, view.nbytes), offset, summed=summed)
 
     def _check_head(self, response: urllib3.BaseHTTPResponse, begin: int, end: int) -> None:
         """Makes sure that the body will be what was asked for, of the version that was opened."""
@@ -199,6 +170,17 @@ class HttpSource(VersionedSource):
                 response.close()
                 raise
             _hand_back(response, method)
+
+
+def _body(response: urllib3.BaseHTTPResponse, num_bytes: int) -> Iterator[bytes]:
+    """The pieces of a body that should have so many bytes; one byte more where it has more."""
+    left = num_bytes
+    while left and (piece := response.read1(min(_PIECE_BYTES, left), decode_content=False)):
+        left -= len(piece)
+        yield piece
+    # Without a length in its head, an answer may have more than was asked for.
+    if not left and response.length_remaining is None:
+        yield response.read1(1, decode_content=False)
 
 
 def _hand_back(response: urllib3.BaseHTTPResponse, method: str) -> None:

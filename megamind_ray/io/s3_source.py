@@ -8,12 +8,11 @@ from typing import Any, Final
 
 from megamind_ray.config import RetryConfig
 from megamind_ray.errors import RequestError
-from megamind_ray.io.checksum import crc32
 from megamind_ray.io.retry import request_bound_s
 from megamind_ray.io.s3_files import obstore_errors
-from megamind_ray.io.source import FileVersion, ShortReadError, storage_errors
+from megamind_ray.io.source import FileVersion, storage_errors
 from megamind_ray.io.times import nanoseconds
-from megamind_ray.io.versioned import VersionedSource, no_ranges
+from megamind_ray.io.versioned import VersionedSource, fill, no_ranges
 from megamind_ray.units import MIB
 
 __all__ = ["ObstoreSource", "S3fsSource"]
@@ -42,45 +41,21 @@ class ObstoreSource(VersionedSource):
             version = _version(self._obstore.head(store, key))
         super().__init__(uri, version)
 
-    def read_into(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> None:  # noqa: ARG002
-        """As ``Source.read_into``; nothing is kept in a cache here."""
-        self._read(offset, buffer, summed=False)
-
-    def read_summed(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> int:  # noqa: ARG002
-        """As ``Source.read_summed``."""
-        return self._read(offset, buffer, summed=True)
+    def fetch(self, offset: int, view: memoryview, *, summed: bool) -> int:
+        """As ``VersionedSource.fetch``."""
+        _require_process(self._process, self.uri)
+        with obstore_errors(self.uri):
+            options = {"range": (offset, offset + view.nbytes)}
+            answer = self._obstore.get(self._store, self._key, options=options)
+            self.require_same(_version(answer.meta))
+            pieces = (memoryview(data) for data in answer.stream(min_chunk_size=_PIECE_BYTES))
+            return fill(view, pieces, offset, summed=summed)
 
     def current_version(self) -> FileVersion:
         """State of the object now."""
         _require_process(self._process, self.uri)
         with storage_errors(self.uri), obstore_errors(self.uri):
             return _version(self._obstore.head(self._store, self._key))
-
-    def close(self) -> None:
-        """Connections are the process's."""
-
-    def _read(self, offset: int, buffer: memoryview, *, summed: bool) -> int:
-        view = buffer.cast("B")
-        self.require_inside(offset, view.nbytes)
-        if view.nbytes == 0:
-            return 0
-        _require_process(self._process, self.uri)
-        done, value = 0, 0
-        with storage_errors(self.uri), obstore_errors(self.uri):
-            options = {"range": (offset, offset + view.nbytes)}
-            answer = self._obstore.get(self._store, self._key, options=options)
-            self.require_same(_version(answer.meta))
-            for data in answer.stream(min_chunk_size=_PIECE_BYTES):
-                piece = memoryview(data)
-                if done + piece.nbytes > view.nbytes:
-                    raise no_ranges(self.uri)
-                view[done : done + piece.nbytes] = piece
-                if summed:
-                    value = crc32(piece, value)
-                done += piece.nbytes
-        if done < view.nbytes:
-            raise ShortReadError(f"the answer ended after {done} of {view.nbytes} bytes at offset {offset}")
-        return value
 
 
 class S3fsSource(VersionedSource):
@@ -106,32 +81,21 @@ class S3fsSource(VersionedSource):
             version = self._ask_version()
         super().__init__(uri, version)
 
-    def read_into(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> None:  # noqa: ARG002
-        """As ``Source.read_into``; nothing is kept in a cache here."""
-        view = buffer.cast("B")
-        self.require_inside(offset, view.nbytes)
-        if view.nbytes == 0:
-            return
+    def fetch(self, offset: int, view: memoryview, *, summed: bool) -> int:
+        """As ``VersionedSource.fetch``."""
         _require_process(self._process, self.uri)
-        end = offset + view.nbytes
-        with storage_errors(self.uri):
-            bound_s = request_bound_s(self._retry, view.nbytes)
-            answer, data = self._sync(self._filesystem.loop, self._get, offset, end, timeout=bound_s)
-            if "ContentRange" not in answer and (offset, end) != (0, self.size_bytes):
-                raise no_ranges(self.uri)
-            self.require_range(answer.get("ContentRange"), offset, end, _told(answer, self.size_bytes))
-        if len(data) != view.nbytes:
-            raise ShortReadError(f"{len(data)} bytes came of {view.nbytes} at offset {offset}")
-        view[:] = data
+        end, bound_s = offset + view.nbytes, request_bound_s(self._retry, view.nbytes)
+        answer, data = self._sync(self._filesystem.loop, self._get, offset, end, timeout=bound_s)
+        if "ContentRange" not in answer and (offset, end) != (0, self.size_bytes):
+            raise no_ranges(self.uri)
+        self.require_range(answer.get("ContentRange"), offset, end, _told(answer, self.size_bytes))
+        return fill(view, [data], offset, summed=summed)
 
     def current_version(self) -> FileVersion:
         """State of the object now."""
         _require_process(self._process, self.uri)
         with storage_errors(self.uri):
             return self._ask_version()
-
-    def close(self) -> None:
-        """Connections are the file system's."""
 
     def _ask_version(self) -> FileVersion:
         answer = self._sync(

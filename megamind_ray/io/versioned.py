@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import re
 import threading
+from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from megamind_ray.errors import RequestError
-from megamind_ray.io.source import FileVersion, OpenSource, changed_error
+from megamind_ray.io.checksum import crc32
+from megamind_ray.io.source import FileVersion, OpenSource, ShortReadError, changed_error, storage_errors
 
-__all__ = ["ContentRange", "VersionedSource", "content_range", "no_ranges", "unclear_range", "whole_number"]
+__all__ = [
+    "ContentRange",
+    "VersionedSource",
+    "content_range",
+    "fill",
+    "no_ranges",
+    "unclear_range",
+    "whole_number",
+]
 
 # No file has more bytes than 18 digits tell, and Python reads other digits than these, too.
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
@@ -62,8 +73,37 @@ def unclear_range(uri: str, header: str | None) -> RequestError:
     )
 
 
+def fill(view: memoryview, pieces: Iterable[bytes | memoryview], offset: int, *, summed: bool) -> int:
+    """Copies the pieces of a body into place, each while it is in the CPU's cache.
+
+    Args:
+        view: Bytes; filled wholly.
+        pieces: In their order.
+        offset: Of the body in its file, for messages.
+        summed: Compute the CRC-32 on the way.
+
+    Returns:
+        The CRC-32 where ``summed``, else 0.
+
+    Raises:
+        OSError: There are more bytes, or fewer (``ShortReadError``).
+    """
+    done, value = 0, 0
+    for piece in pieces:
+        end = done + len(piece)
+        if end > view.nbytes:
+            raise OSError(f"the answer goes on after the {view.nbytes} bytes at offset {offset} that were asked for")
+        view[done:end] = piece
+        if summed:
+            value = crc32(piece, value)
+        done = end
+    if done < view.nbytes:
+        raise ShortReadError(f"the answer ended after {done} of {view.nbytes} bytes at offset {offset}")
+    return value
+
+
 class VersionedSource(OpenSource):
-    """A source that compares the version in each answer with the one at opening.
+    """A source that compares the version in each answer with the one at opening. One read is one request.
 
     ``check_unchanged`` then asks the storage only if nothing was read yet, or some answer did not say its version. Of
     storage that had nothing but a size to say at opening, an answer with the size has said all that another question
@@ -74,6 +114,33 @@ class VersionedSource(OpenSource):
         super().__init__(uri, version)
         self._lock = threading.Lock()
         self._all_told: bool | None = None
+
+    def read_into(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> None:  # noqa: ARG002
+        """As ``Source.read_into``; nothing is kept in a cache here."""
+        self._read(offset, buffer, summed=False)
+
+    def read_summed(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> int:  # noqa: ARG002
+        """As ``Source.read_summed``."""
+        return self._read(offset, buffer, summed=True)
+
+    def close(self) -> None:
+        """Nothing is held between reads: connections are the process's, or its client's."""
+
+    def _read(self, offset: int, buffer: memoryview, *, summed: bool) -> int:
+        view = buffer.cast("B")
+        self.require_inside(offset, view.nbytes)
+        if view.nbytes == 0:
+            return 0
+        with storage_errors(self.uri):
+            return self.fetch(offset, view, summed=summed)
+
+    @abstractmethod
+    def fetch(self, offset: int, view: memoryview, *, summed: bool) -> int:
+        """Asks for the bytes from ``offset`` on, which are in the file, once, and fills a view that is not empty.
+
+        Returns:
+            The CRC-32 where ``summed``, else 0.
+        """
 
     def check_unchanged(self) -> None:
         """As ``Source.check_unchanged``: of what was read, as nothing else is used."""
