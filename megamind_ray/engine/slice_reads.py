@@ -20,7 +20,7 @@ from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.cut import BlockCutter
 from megamind_ray.engine.direct import Sink, read_to_sink
 from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
-from megamind_ray.engine.staging import StagingRing
+from megamind_ray.engine.staging import staging_ring
 from megamind_ray.engine.team import run_team
 from megamind_ray.io.counters import ReadTotals
 from megamind_ray.planning.compile import file_table
@@ -93,7 +93,7 @@ def read_slices(
     pieces = _cut(manifest, slices, files, config)
     cutter = _cutter(pieces)
     num_threads = max(1, min(config.io.reads_in_flight(manifest.root), len(pieces.begin)))
-    reader = ExtentReader(files, config, ring=StagingRing(num_threads, make_buffer), opener=opener, stop=stop)
+    reader = ExtentReader(files, config, ring=staging_ring(files, config.io, make_buffer), opener=opener, stop=stop)
     checks: list[Verified] = []
 
     def read(extent: int) -> None:
