@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from megamind_ray.cli.options import AsJson, Uri, examples
+from megamind_ray.cli.options import AsJson, ConfigFile, Uri, examples
 from megamind_ray.cli.output import Output
 from megamind_ray.errors import masked
 from megamind_ray.report.terminal import printable
@@ -27,15 +27,18 @@ EXAMPLES = examples(
 def inspect_command(
     uri: Uri,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Shows what is in a checkpoint. Reads headers only."""
     with Output(as_json) as output:
+        from megamind_ray.config import load_config
         from megamind_ray.io import open_manifest
         from megamind_ray.report.summary import summarize_manifest
         from megamind_ray.report.tables import manifest_tables
 
-        manifest = open_manifest(uri)
+        settings = load_config(config)
+        manifest = open_manifest(uri, io=settings.io, retry=settings.retry)
         summary = summarize_manifest(manifest)
         document: dict[str, Any] = summary.to_json()
         lines: list[str] = []

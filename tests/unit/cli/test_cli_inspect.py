@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from megamind_ray.testing.fault_server import Answer, FaultServer
+
 
 def test_a_checkpoint_is_summed_up(megamind: Any, checkpoint: Path) -> None:
     result = megamind("inspect", checkpoint)
@@ -52,3 +54,21 @@ def test_a_recording_shows(megamind: Any, checkpoint: Path) -> None:
 
     assert reference["origin"].endswith("megamind-checksums.json")
     assert reference["num_chunks"] == 1
+
+
+def test_a_configuration_file_is_used(megamind: Any, tmp_path: Path) -> None:
+    (tmp_path / "megamind.toml").write_text("[retry]\nattempts = 2\nfirst_wait_s = 0\n")
+    with FaultServer(lambda _request: Answer(503, {})) as server:
+        result = megamind("inspect", f"{server.uri}/w.safetensors", "--config", tmp_path / "megamind.toml")
+
+    assert result.code == 1
+    assert "failed 2 times" in result.stderr
+
+
+def test_a_configuration_file_that_is_wrong_is_refused(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "megamind.toml").write_text("[io]\nchunks = 1\n")
+
+    result = megamind("inspect", checkpoint, "--config", tmp_path / "megamind.toml")
+
+    assert result.code == 2
+    assert "no setting io.chunks" in result.stderr
