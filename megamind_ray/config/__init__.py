@@ -4,7 +4,7 @@ Order, later wins: defaults, the profile that ``megamind tune`` wrote on this ma
 variables (``MEGAMIND_IO_CHUNK_BYTES`` is ``io.chunk_bytes``), arguments.
 """
 
-from megamind_ray.config.environment import AwsEnvironment, aws_environment, ray_address
+from megamind_ray.config.environment import AwsEnvironment, aws_environment, hub_cache_path, ray_address
 from megamind_ray.config.lookup import load_config, setting_origins
 from megamind_ray.config.profiles import ProfileState, ProfileStatus, find_profile, profile_path, this_machine
 from megamind_ray.config.sections import (
@@ -36,6 +36,7 @@ __all__ = [
     "RoutingConfig",
     "aws_environment",
     "find_profile",
+    "hub_cache_path",
     "load_config",
     "profile_path",
     "ray_address",

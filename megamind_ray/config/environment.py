@@ -1,4 +1,4 @@
-"""Variables of others that say something to us: Ray's, and the AWS tools'."""
+"""Variables of others that say something to us: Ray's, the AWS tools', and the Hugging Face client's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["AwsEnvironment", "aws_environment", "ray_address"]
+__all__ = ["AwsEnvironment", "aws_environment", "hub_cache_path", "ray_address"]
 
 
 def ray_address(environ: Mapping[str, str] | None = None) -> str | None:
@@ -48,3 +48,11 @@ def aws_environment(environ: Mapping[str, str] | None = None) -> AwsEnvironment:
         endpoint=env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or None,
         needs_files=bool(env.get("AWS_PROFILE")) or (not given and any(map(os.path.exists, files))),
     )
+
+
+def hub_cache_path(environ: Mapping[str, str] | None = None) -> Path:
+    """Where the Hugging Face client keeps what it downloaded, by its own variables."""
+    env = os.environ if environ is None else environ
+    home = env.get("HF_HOME") or os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")  # noqa: PTH118
+    named = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")  # noqa: PTH118
+    return Path(os.path.expanduser(named))  # noqa: PTH111 - Path fails where there is no home

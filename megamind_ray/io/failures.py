@@ -11,12 +11,13 @@ from typing import Final
 
 from megamind_ray.errors import MegamindError
 
-__all__ = ["BusyError", "RefusedError", "library_errors", "retry_after_s", "status_error", "status_of"]
+__all__ = ["BusyError", "OfflineError", "RefusedError", "library_errors", "retry_after_s", "status_error", "status_of"]
 
 _BUSY: Final = (408, 425, 429)
 # Libraries with classes of their own for these cases, and no status on them.
 _REFUSALS: Final = ("PermissionDeniedError", "UnauthenticatedError", "NoCredentialsError", "ClientAuthenticationError")
 _GONE: Final = ("NotFoundError", "ResourceNotFoundError", "EntryNotFoundError", "RepositoryNotFoundError")
+_OFFLINE: Final = "OfflineModeIsEnabled"
 
 _SECONDS: Final = re.compile(r"-?[0-9]+")
 # Nobody waits longer, whatever is asked for; `retry.max_wait_s` is less.
@@ -25,6 +26,10 @@ _MAX_RETRY_AFTER_S: Final = 86400.0
 
 class RefusedError(OSError):
     """An answer that another attempt will not change; a ``RequestError`` once it is known of which file."""
+
+
+class OfflineError(RefusedError):
+    """The library was told to ask nobody, as by ``HF_HUB_OFFLINE``."""
 
 
 class BusyError(OSError):
@@ -92,6 +97,8 @@ def library_errors() -> Iterator[None]:
     except (ImportError, MegamindError):
         raise
     except OSError as error:
+        if type(error).__name__ == _OFFLINE:
+            raise OfflineError(str(error)) from error
         if status_of(error) is None:
             raise
         raise _translated(error) from error

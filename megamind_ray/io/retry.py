@@ -13,6 +13,7 @@ from megamind_ray.config import RetryConfig
 from megamind_ray.errors import SourceError
 from megamind_ray.io.counters import ReadCounters, ReadKind
 from megamind_ray.io.failures import BusyError
+from megamind_ray.io.hub_cache import offline_remedy
 from megamind_ray.io.source import Source, storage_errors
 from megamind_ray.units import KIB
 
@@ -83,13 +84,17 @@ def call_with_retry(
     except OSError as error:
         times = "once" if attempts.number == 1 else f"{attempts.number} times"
         raise SourceError(
-            f"{uri}: {what} failed {times}, last with: {str(error) or type(error).__name__}; check the storage, then "
-            "try again",
+            f"{uri}: {what} failed {times}, last with: {str(error) or type(error).__name__}; " + _remedy(uri),
             file=uri,
             attempts=attempts.number,
         ) from error
     finally:
         attempts.failure = None  # it leads to the buffers of the reader, which would live until a collection
+
+
+def _remedy(uri: str) -> str:
+    elsewhere = offline_remedy(uri)
+    return "check the storage, then try again" if elsewhere is None else f"check the network, or {elsewhere}"
 
 
 class _Attempts(Generic[Result]):

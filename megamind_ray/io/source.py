@@ -12,7 +12,8 @@ from typing import Protocol, Self
 
 from megamind_ray.errors import IntegrityError, MegamindError, RequestError
 from megamind_ray.io.checksum import crc32
-from megamind_ray.io.failures import RefusedError, library_errors, status_of
+from megamind_ray.io.failures import OfflineError, RefusedError, library_errors, status_of
+from megamind_ray.io.hub_cache import offline_remedy
 
 __all__ = ["FileVersion", "OpenSource", "ShortReadError", "Source", "changed_error", "storage_errors"]
 
@@ -167,6 +168,9 @@ def storage_errors(uri: str) -> Iterator[None]:
             yield
     except MegamindError:
         raise
+    except OfflineError as error:
+        elsewhere = offline_remedy(uri) or "give the folder of a copy"
+        raise RequestError(f"{uri}: nobody is asked, since HF_HUB_OFFLINE is set; unset it, or {elsewhere}") from error
     except RefusedError as error:
         raise RequestError(f"{uri}: {error}") from error
     except FileNotFoundError as error:

@@ -1,6 +1,7 @@
 """``hf://`` against a hub made by hand: its API, its redirects to signed addresses, and the files behind them."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from megamind_ray.config import RetryConfig
-from megamind_ray.errors import IntegrityError, RequestError
+from megamind_ray.config import RetryConfig, hub_cache_path
+from megamind_ray.errors import IntegrityError, RequestError, SourceError
 from megamind_ray.io import open_manifest, open_source
+from megamind_ray.io.hub_cache import cached_snapshot, offline_remedy
 from megamind_ray.testing.fault_server import Answer, Fault, FaultServer, Request, scripted
 from megamind_ray.testing.range_server import RangeServer
 
@@ -133,3 +135,76 @@ def test_a_model_that_is_not_there_names_it_and_no_token(hub: Hub) -> None:
         open_manifest("hf://org/other", retry=RETRY)
 
     assert "hf_secret" not in repr(caught.value)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the hub's client; empty."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def in_cache(cache: Path, model: Path) -> Path:
+    """Puts the model into the cache, as the client does; gives the folder of its snapshot."""
+    folder = cache / "models--org--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs/main").write_text(COMMIT)
+    return Path(shutil.copytree(model, folder / "snapshots" / COMMIT))
+
+
+def test_a_hub_that_cannot_be_reached_says_how_to_get_the_model_elsewhere(hub: Hub, cache: Path) -> None:
+    hub.close()
+
+    with pytest.raises(SourceError, match="check the network, or download it where the hub can be reached") as caught:
+        open_manifest("hf://org/name@v1", retry=RETRY)
+
+    assert "`hf download org/name --revision v1 --local-dir DIR`" in caught.value.message
+    assert f"{cache}, this machine's cache, has no copy" in caught.value.message
+
+
+def test_a_hub_that_cannot_be_reached_points_at_the_copy_in_the_cache(hub: Hub, cache: Path, model: Path) -> None:
+    snapshot = in_cache(cache, model)
+    hub.close()
+
+    with pytest.raises(SourceError, match=f"load the copy in this machine's cache: {snapshot}$"):
+        open_manifest("hf://org/name", retry=RETRY)
+
+    assert set(open_manifest(snapshot).tensors) == {"a", "b"}
+
+
+def test_a_client_that_was_told_to_stay_offline_is_asked_once(
+    hub: Hub, cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = in_cache(cache, model)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    with pytest.raises(RequestError, match=f"HF_HUB_OFFLINE is set; unset it, or load the copy .*: {snapshot}$"):
+        open_manifest("hf://org/name", retry=RETRY)
+
+    assert hub.num_requests == 0
+
+
+@pytest.mark.parametrize("uri", ["hf://datasets/org/name", "hf://gpt2"])
+def test_what_is_no_model_of_the_hub_has_no_place_in_the_cache(uri: str, cache: Path) -> None:
+    assert offline_remedy(uri) == "download it where the hub can be reached, and give the folder of the copy"
+
+
+@pytest.mark.parametrize("revision", [COMMIT, "main", COMMIT[:7], ".", "a/b"])
+def test_a_snapshot_is_found_by_its_commit_and_by_what_refers_to_it(cache: Path, model: Path, revision: str) -> None:
+    snapshot = in_cache(cache, model)
+
+    assert cached_snapshot("org/name", revision) == (snapshot if revision in (COMMIT, "main") else None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "path"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HUGGINGFACE_HUB_CACHE": "/b", "HF_HOME": "/c"}, "/a"),
+        ({"HUGGINGFACE_HUB_CACHE": "/b", "HF_HOME": "/c"}, "/b"),
+        ({"HF_HOME": "/c", "XDG_CACHE_HOME": "/d"}, "/c/hub"),
+        ({"XDG_CACHE_HOME": "/d"}, "/d/huggingface/hub"),
+        ({}, str(Path("~/.cache/huggingface/hub").expanduser())),
+    ],
+)
+def test_the_cache_is_where_the_client_has_it(environ: dict[str, str], path: str) -> None:
+    assert str(hub_cache_path(environ)) == path
