@@ -17,9 +17,21 @@ from benchmarks._host_pages import back_free_memory
 from benchmarks._limit import READS, Variant, Way, calibrate
 from benchmarks._page_cache import PageCacheError, evict, fill
 
-__all__ = ["SETTINGS", "Outcome", "Setting", "find_limit", "require_memory", "run_rounds", "say", "settle", "timed"]
+__all__ = [
+    "SETTINGS",
+    "Outcome",
+    "Setting",
+    "find_limit",
+    "in_words",
+    "require_memory",
+    "run_rounds",
+    "say",
+    "settle",
+    "timed",
+]
 
 _SPARE_BYTES = 1 << 30
+_MAX_REASONS = 3
 _BEGIN_S = time.monotonic()
 _libc = ctypes.CDLL(None)
 
@@ -53,8 +65,8 @@ class Outcome:
 
     Attributes:
         seconds: By contender, one for each round; contenders that failed are not in it.
-        states: By contender: ``ok``, or in words why it has no figures or which of its tensors are wrong.
-        wrong: By contender, how many tensors were wrong in the round before those that count.
+        states: By contender: ``ok``, or in words why it has no figures, or what is wrong with which tensors.
+        wrong: By contender, how many tensors were wrong or mappings, in the round before those that count.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -154,6 +166,25 @@ def run_rounds(
     return outcome
 
 
+def in_words(wrong: Sequence[str], num_tensors: int) -> str:
+    """What is the matter with how many tensors: a mapping of the files is no wrong tensor, and not what was asked for.
+
+    Args:
+        wrong: As ``wrong_tensors`` gives them.
+        num_tensors: Of the checkpoint.
+    """
+    names: dict[str, list[str]] = {}
+    for line in wrong:
+        name, _, reason = line.partition(": ")
+        names.setdefault(reason, []).append(name)
+    said = [
+        f"{len(found)} of {num_tensors} tensors: each {reason} (the first: {found[0]})"
+        for reason, found in names.items()
+    ]
+    more = [f"{len(said) - _MAX_REASONS} more reasons"] if len(said) > _MAX_REASONS else []
+    return "; ".join([*said[:_MAX_REASONS], *more])
+
+
 def _take_turn(
     checkpoint: Checkpoint,
     contender: Contender,
@@ -181,7 +212,7 @@ def _take_turn(
         fill(checkpoint.files)  # faster than page by page
         wrong = wrong_tensors(checkpoint, tensors_of(loaded))
         outcome.wrong[name] = len(wrong)
-        outcome.states[name] = f"{len(wrong)} tensors are wrong, the first: {wrong[0]}" if wrong else "ok"
+        outcome.states[name] = in_words(wrong, len(checkpoint.places)) if wrong else "ok"
         return
     outcome.seconds.pop(name, None)
     outcome.wrong.pop(name, None)
