@@ -3,7 +3,11 @@
 #   make demo    load two checkpoints over two logical GPUs of a local Ray
 #   make test    the test suite
 #   make lint    ruff, mypy strict, import-linter
+#   make format  mend what ruff can mend
 #   make bench   all benchmarks, the quick way, into build/bench
+#   make wheel   the package as a wheel, into dist
+#   make venv    the virtual environment alone, with all that the others need
+#   make clean   remove what was built, and the caches of the tools; the virtual environment stays
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +22,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .PHONY: help venv demo test lint format bench wheel clean
 
 help:
-	@sed -n '3,6s/^#   //p' Makefile
+	@sed -n 's/^#   make/make/p' Makefile
 
 venv: $(VENV)/.installed-dev $(VENV)/.installed-demo
 
