@@ -32,6 +32,7 @@ from megamind_ray.cli.output import Output
 from megamind_ray.errors import CapacityError, MegamindError, RequestError
 
 if TYPE_CHECKING:
+    from megamind_ray.config import Config
     from megamind_ray.core.report import LoadReport
 
 __all__ = ["EXAMPLES", "load_command"]
@@ -41,6 +42,7 @@ EXAMPLES = examples(
     "megamind load /mnt/nfs/llama-3-8b --tp 2 --mirror s3://models/llama-3-8b",
     "megamind load s3://models/deepseek-v3 --tp 8 --pp 2 --detach --name deepseek",
     "ray job submit --working-dir . -- megamind load /models/llama-3-70b --tp 8 --report /shared/report.json",
+    "megamind load /models/llama-3-8b --tp 2 --record ./recorded    (then: megamind replay ./recorded)",
     "megamind load model.safetensors --tp 2 --num-gpus 2    (a local Ray with two logical GPUs)",
 )
 
@@ -66,6 +68,14 @@ def load_command(
     mirror: Mirrors = None,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON.")
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            metavar="DIR",
+            help="Record the load there: report, timeline, events (see `megamind replay`), a trace for Perfetto.",
+        ),
     ] = None,
     address: Address = None,
     fleet: Fleet = "default",
@@ -107,6 +117,7 @@ def load_command(
             "rules": load_rules(rules) if rules is not None else (),
             "allow_replication": allow_replication,
             "sidecar": sidecar,
+            "record": record,
         }
         fleet_options: dict[str, Any] = {
             "num_gpus": num_gpus,
@@ -117,16 +128,55 @@ def load_command(
             "config": settings,
         }
         _require_writable(report)
+        if record is not None:
+            from megamind_ray.api.record import new_folder
+
+            new_folder(record)
         if settings.io.mirrors:
             from megamind_ray.io.copies import check_mirrors
 
             check_mirrors(uri, settings.io.mirrors, retry=settings.retry)
+        if _starts_cluster(address):
+            _check_request(uri, wanted, settings)
         measured = _load(uri, wanted, address, fleet_options)
         written: list[str] = []
         if report is not None:
             _write_report(report, measured)
             written = [f"report written to {report.absolute()}"]
+        if record is not None:
+            written.append(f"record written to {record.absolute()}")
         output.emit(measured.to_json(), report_tables(measured), written)
+
+
+def _starts_cluster(address: str | None) -> bool:
+    """Whether a local cluster is started for the load. In a running one others may read what this machine cannot."""
+    from megamind_ray.actors.connection import find_cluster
+    from megamind_ray.config import ray_address
+
+    return find_cluster(address, ray_address=ray_address()) is None
+
+
+def _check_request(uri: str, wanted: Mapping[str, Any], settings: Config) -> None:
+    """Looks at the checkpoint and the mesh as the planner will; that would say no some seconds later, in a new cluster.
+
+    Raises:
+        RequestError: There is no checkpoint, or the mesh does not fit the model.
+        IntegrityError: A header is wrong.
+        SourceError: The storage does not answer.
+    """
+    from megamind_ray.integrations.transformers import fallback_rules
+    from megamind_ray.io import open_manifest
+    from megamind_ray.planning import build_demands
+
+    manifest = open_manifest(uri, sidecar=wanted["sidecar"], io=settings.io, retry=settings.retry)
+    build_demands(
+        manifest,
+        wanted["parallel"],
+        rules=wanted["rules"],
+        fallback_rules=fallback_rules,
+        max_replicated_share=settings.plan.max_replicated_share,
+        allow_replication=wanted["allow_replication"],
+    )
 
 
 def _load(uri: str, wanted: Mapping[str, Any], address: str | None, fleet_options: Mapping[str, Any]) -> LoadReport:

@@ -78,6 +78,7 @@ class FakeCluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     fake = FakeCluster()
     monkeypatch.setattr("megamind_ray.api.cluster.connect", fake.connect)
+    monkeypatch.setattr("megamind_ray.actors.connection.find_cluster", lambda *_args, **_options: "10.0.0.1:6379")
     return fake
 
 
@@ -177,3 +178,46 @@ def test_memory_that_runs_out_in_the_middle_is_a_failure(megamind: Any, cluster:
     cluster.outcome = CapacityError("GPU n0:0: out of memory", where="GPU n0:0", needed_bytes=3, free_bytes=1)
 
     assert megamind("load", "x").code == 1
+
+
+@pytest.fixture
+def no_cluster(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    """None runs: one would be started."""
+    monkeypatch.setattr("megamind_ray.actors.connection.find_cluster", lambda *_args, **_options: None)
+    return cluster
+
+
+def test_no_cluster_is_started_for_a_checkpoint_that_is_not_there(megamind: Any, no_cluster: FakeCluster) -> None:
+    result = megamind("load", "/no/such/model", "--json")
+
+    assert result.code == 2
+    assert "/no/such/model: no such file or folder" in result.document["error"]["message"]
+    assert no_cluster.connected == {}
+
+
+def test_no_cluster_is_started_for_a_mesh_that_does_not_divide_the_model(
+    megamind: Any, no_cluster: FakeCluster, checkpoint: Path
+) -> None:
+    result = megamind("load", checkpoint, "--tp", "3", "--json")
+
+    assert (result.code, result.document["error"]["class"]) == (2, "RequestError")
+    assert no_cluster.connected == {}
+
+
+def test_no_cluster_is_started_for_a_recording_that_is_not_there(
+    megamind: Any, no_cluster: FakeCluster, checkpoint: Path
+) -> None:
+    assert megamind("load", checkpoint, "--sidecar", "/no/such.json").code == 2
+    assert no_cluster.connected == {}
+
+
+def test_a_request_that_is_right_goes_to_the_cluster_that_is_started(
+    megamind: Any, no_cluster: FakeCluster, checkpoint: Path
+) -> None:
+    assert megamind("load", checkpoint, "--tp", "2").code == 0
+    assert no_cluster.loaded["parallel"] == Parallel(tp=2)
+
+
+def test_a_cluster_that_runs_may_reach_what_this_machine_does_not(megamind: Any, cluster: FakeCluster) -> None:
+    assert megamind("load", "/no/such/model").code == 0
+    assert cluster.loaded["uri"] == "/no/such/model"
