@@ -33,7 +33,9 @@ class _Piece:
     Attributes:
         file, begin, end: Which bytes.
         stop: Whether they are wanted still.
+        counters: What was asked of storage for it.
         kind: What the next read counts as.
+        told_bytes: Of those that were read again, how many are in faults that were noted.
         failures: By base, why its bytes could not be used.
     """
 
@@ -41,8 +43,16 @@ class _Piece:
     begin: int
     end: int
     stop: StopSignal
+    counters: ReadCounters
     kind: ReadKind = ReadKind.PAYLOAD
+    told_bytes: int = 0
     failures: dict[int, MegamindError] = field(default_factory=dict)
+
+    def tell(self, num_bytes: int | None = None) -> int:
+        """How many bytes a fault is to say were read again because of it: so many, or all that none has told yet."""
+        told = self.counters.retried_bytes - self.told_bytes if num_bytes is None else num_bytes
+        self.told_bytes += told
+        return told
 
 
 class ChunkReader:
@@ -83,7 +93,7 @@ class ChunkReader:
             IntegrityError: No source has the bytes that it should.
             SourceError, RequestError: No source gives any.
         """
-        piece = _Piece(file, begin, end, stop)
+        piece = _Piece(file, begin, end, stop, ReadCounters(self._counters))
         for base in self._sources.order(file):
             try:
                 is_proven = self._read_from(base, piece, buffer)
@@ -146,9 +156,8 @@ class ChunkReader:
             self._sources.count(base, failed=found != expected)
             if found == expected:
                 if reads > 1:
-                    self._note_read(
-                        "chunk_mismatch", source, begin, buffer, f"read {reads} times, then it was right", reads - 1
-                    )
+                    action = f"read {reads} times, then it was right"
+                    self._note_read("chunk_mismatch", source, piece, begin, buffer, action, reads - 1)
                 return True
         self._sources.require_unchanged(source)
         raise _MismatchError(
@@ -183,7 +192,7 @@ class ChunkReader:
             begin,
             buffer.data,
             self._retry,
-            self._counters,
+            piece.counters,
             kind=kind,
             summed=summed,
             past_cache=past_cache,
@@ -192,7 +201,7 @@ class ChunkReader:
         )
         if num_retries:
             action = f"read in attempt {num_retries + 1}"
-            self._note_read("chunk_retried", source, begin, buffer, action, num_retries)
+            self._note_read("chunk_retried", source, piece, begin, buffer, action, num_retries)
         return found
 
     def _reference(self, file: int, begin: int, end: int) -> int | None:
@@ -204,9 +213,11 @@ class ChunkReader:
             return None
         return int(sums[chunk])
 
-    def _note_read(self, kind: str, source: Source, begin: int, buffer: Bytes, action: str, times: int) -> None:
+    def _note_read(
+        self, kind: str, source: Source, piece: _Piece, begin: int, buffer: Bytes, action: str, times: int
+    ) -> None:
         where = f"{source.uri} [{begin}, {begin + buffer.nbytes})"
-        self._note(Fault(kind=kind, where=where, action=action, bytes_retried=times * buffer.nbytes))
+        self._note(Fault(kind=kind, where=where, action=action, bytes_retried=piece.tell(times * buffer.nbytes)))
 
     def _note_mirrored(self, piece: _Piece, base: int) -> None:
         base_of_failure, error = next(iter(piece.failures.items()))
@@ -215,7 +226,7 @@ class ChunkReader:
                 kind="chunk_mirrored",
                 where=f"{self._sources.uri(base_of_failure, piece.file)} [{piece.begin}, {piece.end})",
                 action=f"taken from {self._sources.uri(base, piece.file)}, since: {error.message}",
-                bytes_retried=piece.end - piece.begin if piece.kind is ReadKind.RETRIED else 0,
+                bytes_retried=piece.tell(),
             )
         )
 

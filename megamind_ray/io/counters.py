@@ -32,9 +32,14 @@ class ReadTotals:
 
 
 class ReadCounters:
-    """Counts reads; any thread may call it."""
+    """Counts reads; any thread may call it.
 
-    def __init__(self) -> None:
+    Args:
+        within: Counters of a whole that these are a part of; they count the same reads.
+    """
+
+    def __init__(self, within: ReadCounters | None = None) -> None:
+        self._within = within
         self._lock = threading.Lock()
         self._num_bytes = dict.fromkeys(ReadKind, 0)
         self._num_reads = 0
@@ -44,6 +49,8 @@ class ReadCounters:
         with self._lock:
             self._num_bytes[kind] += num_bytes
             self._num_reads += 1
+        if self._within is not None:
+            self._within.add(kind, num_bytes)
 
     def totals(self) -> ReadTotals:
         """All counters, taken together."""

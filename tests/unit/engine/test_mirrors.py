@@ -121,6 +121,26 @@ def test_a_chunk_that_stays_wrong_is_taken_from_the_mirror(
     assert fault.kind == "chunk_mirrored"
     assert ours in fault.where
     assert theirs in fault.action
+    assert fault.bytes_retried == 3 * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("damage", [_flip, _fail])
+def test_what_faults_say_was_read_again_is_what_was_counted(
+    recorded: Manifest, mirrored: Config, own: Path, mirror: Path, damage: Callable[[Path], Damage]
+) -> None:
+    begin = recorded.files[0].data_begin
+    to_own, to_mirror = damage(own), _flip(mirror, begin + CHUNK_BYTES, times=1)
+
+    def both(read: Read) -> None:
+        to_mirror(read)
+        to_own(read)
+
+    reader = _reader(recorded, mirrored, InjectingStorage(both))
+    with reader.staged(0, begin, begin + 3 * CHUNK_BYTES):
+        pass
+
+    assert {"chunk_mirrored", "chunk_mismatch"} <= set(_kinds(reader))
+    assert sum(fault.bytes_retried for fault in reader.faults) == reader.counters.retried_bytes
 
 
 def test_a_wrong_chunk_is_read_again_past_the_cache(recorded: Manifest, config: Config, own: Path) -> None:
