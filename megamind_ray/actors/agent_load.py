@@ -11,6 +11,7 @@ from megamind_ray.actors.block_pool import BlockPool, Budget, PoolClosedError, P
 from megamind_ray.actors.dataplane import DataPlane
 from megamind_ray.actors.messages import (
     AgentStatus,
+    BlockHandle,
     Consumer,
     Delivery,
     ExtentFailure,
@@ -21,7 +22,10 @@ from megamind_ray.actors.messages import (
 from megamind_ray.config import Config
 from megamind_ray.core.ids import BlockId, ExtentId, Generation, LoadId, NodeId, Rank
 from megamind_ray.core.program import AgentProgram
+from megamind_ray.core.recorder import NO_RECORD, Recorder
 from megamind_ray.core.report import Fault, Kept
+from megamind_ray.core.tracks import NodeRecorder
+from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.cut import BlockCutter
 from megamind_ray.engine.extent_reader import ExtentReader
 from megamind_ray.engine.team import run_team
@@ -78,16 +82,24 @@ class AgentLoad:
         config: Threads, retries, deadlines.
         plane: Where blocks are put.
         peers: Agents of the other nodes in the load.
+        recorder: Takes what the node does, when.
     """
 
     def __init__(
-        self, program: AgentProgram, config: Config, *, plane: DataPlane, peers: Mapping[NodeId, Peer]
+        self,
+        program: AgentProgram,
+        config: Config,
+        *,
+        plane: DataPlane,
+        peers: Mapping[NodeId, Peer],
+        recorder: Recorder = NO_RECORD,
     ) -> None:
         self.load = program.load
         self._node = program.node
         self._config = config
         self._plane = plane
         self._peers = peers
+        self._record = NodeRecorder(recorder, program.node)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -105,6 +117,7 @@ class AgentLoad:
             relay_share=0.5 if peers else 0.0,
             keep=program.keep_blocks.tolist(),
             node=program.node,
+            on_used=self._record.credit,
         )
         self._main = self._job(program)
         self._jobs = [self._main]
@@ -214,7 +227,9 @@ class AgentLoad:
             job.reader.close()
 
     def _job(self, program: AgentProgram) -> _Job:
-        reader = ExtentReader(program.files, self._config, counters=ReadCounters(), stop=self._stop)
+        reader = ExtentReader(
+            program.files, self._config, counters=ReadCounters(), stop=self._stop, on_fault=self._record.fault
+        )
         return _Job(program, reader, BlockCutter(program.blocks, program.segments))
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
@@ -280,18 +295,24 @@ class AgentLoad:
         self._pool.reserve(reserved)
         try:
             file, begin, end = (int(column[row]) for column in (extents.file, extents.begin, extents.end))
+            begin_s = self._record.now()
             with job.reader.staged(file, begin, end) as staged:
+                name = job.program.files.files[file].path
+                self._record.read(begin_s, end - begin, file=name, verified=staged.verified)
                 self._verified.add(staged.verified)
+                begin_s = self._record.now()
                 for cut in job.cutter.cut(extent, begin, staged.data, only=takers):
+                    self._record.cut(begin_s, cut.data.nbytes, block=cut.block)
                     entry = PooledBlock(
                         block=BlockId(cut.block),
                         extent=extent,
                         nbytes=cut.data.nbytes,
                         crc32s=cut.crc32,
-                        handle=self._plane.put(cut.data),
+                        handle=self._put(cut.block, cut.data),
                     )
                     self._pool.publish(entry, takers[cut.block][1])
                     reserved -= cut.data.nbytes
+                    begin_s = self._record.now()
         finally:
             if reserved:
                 self._pool.give_back(reserved)
@@ -316,29 +337,37 @@ class AgentLoad:
         """Puts a replica of another node's block into this node's pool."""
         budget: Budget = "relay"
         self._pool.reserve(delivery.nbytes, budget)
-        handle = self._plane.put(self._plane.get([delivery.handle], timeout_s=self._config.deadlines.call_s)[0])
+        begin_s = self._record.now()
+        data = self._plane.get([delivery.handle], timeout_s=self._config.deadlines.call_s)[0]
+        self._record.fetched(begin_s, delivery.nbytes, block=delivery.block)
         entry = PooledBlock(
             block=delivery.block,
             extent=delivery.extent,
             nbytes=delivery.nbytes,
             crc32s=delivery.crc32s,
-            handle=handle,
+            handle=self._put(delivery.block, data),
             budget=budget,
         )
         self._pool.publish(entry, [(rank_consumer(rank), (rank,)) for rank in delivery.ranks])
+
+    def _put(self, block: int, data: Bytes) -> BlockHandle:
+        begin_s = self._record.now()
+        handle = self._plane.put(data)
+        self._record.put(begin_s, data.nbytes, block=block)
+        return handle
 
     def _cut_anew(self, delivery: Delivery) -> None:
         """Reads the extent of a block that arrived wrong once more; gives up after as many tries as a read has."""
         with self._lock:
             count = self._rejected[delivery.block] = self._rejected.get(delivery.block, 0) + 1
             job = next((job for job in reversed(self._jobs) if delivery.block in job.program.blocks.block), None)
-            self._faults.append(
-                Fault(
-                    kind="block_rejected",
-                    where=f"block {delivery.block} of extent {delivery.extent} on node {self._node}",
-                    action="read and cut again" if job is not None else "asked of another node",
-                )
+            fault = Fault(
+                kind="block_rejected",
+                where=f"block {delivery.block} of extent {delivery.extent} on node {self._node}",
+                action="read and cut again" if job is not None else "asked of another node",
             )
+            self._faults.append(fault)
+        self._record.fault(fault)
         if job is None or count >= self._config.retry.attempts:
             where = f"block {delivery.block} arrived with wrong checksums {count} times"
             error = IntegrityError(f"node {self._node}: {where}; check the node's memory", file=str(delivery.extent))

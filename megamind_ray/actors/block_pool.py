@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -86,7 +86,13 @@ class BlockPool:
     """
 
     def __init__(
-        self, *, credit_bytes: int, relay_share: float = 0.0, keep: Iterable[int] = (), node: str = ""
+        self,
+        *,
+        credit_bytes: int,
+        relay_share: float = 0.0,
+        keep: Iterable[int] = (),
+        node: str = "",
+        on_used: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Makes an empty pool.
 
@@ -95,6 +101,7 @@ class BlockPool:
             relay_share: Part of it that only relayed blocks may take.
             keep: Blocks that stay after the last ack; their bytes are budgeted by the planner, outside the credit.
             node: For messages.
+            on_used: Told how many bytes are reserved, whenever that changes; must return at once.
         """
         relay_bytes = int(credit_bytes * relay_share)
         self._limit: dict[Budget, int] = {"read": credit_bytes - relay_bytes, "relay": relay_bytes}
@@ -105,6 +112,7 @@ class BlockPool:
         self._published: set[int] = set()
         self._serial = 0
         self._closed = False
+        self._on_used = on_used
         self._node = node
         self._changed = threading.Condition()
         self.peak_bytes = 0
@@ -131,13 +139,12 @@ class BlockPool:
                 )
             self._changed.wait_for(lambda: self._closed or self._used[budget] + nbytes <= self._limit[budget])
             self._raise_if_closed()
-            self._used[budget] += nbytes
-            self.peak_bytes = max(self.peak_bytes, sum(self._used.values()))
+            self._use(budget, nbytes)
 
     def give_back(self, nbytes: int, budget: Budget = "read") -> None:
         """Returns a reservation that led to no block."""
         with self._changed:
-            self._used[budget] -= nbytes
+            self._use(budget, -nbytes)
             self._changed.notify_all()
 
     def publish(self, entry: PooledBlock, consumers: Sequence[tuple[Consumer, tuple[Rank, ...]]]) -> None:
@@ -259,11 +266,17 @@ class BlockPool:
             self._let_go(entry)
 
     def _let_go(self, entry: PooledBlock) -> None:
-        self._used[entry.budget] -= entry.nbytes
+        self._use(entry.budget, -entry.nbytes)
         if entry.block in self._keep:
             self._kept[entry.block] = entry
         else:
             entry.handle = None
+
+    def _use(self, budget: Budget, nbytes: int) -> None:
+        self._used[budget] += nbytes
+        used_bytes = sum(self._used.values())
+        self.peak_bytes = max(self.peak_bytes, used_bytes)
+        self._on_used(used_bytes)
 
     def _raise_if_closed(self) -> None:
         if self._closed:

@@ -19,9 +19,10 @@ from megamind_ray.actors.runtime import end_fleet, fleet_actors, forget_planner,
 from megamind_ray.config import Config
 from megamind_ray.core.ids import ModelName
 from megamind_ray.core.progress import Progress
+from megamind_ray.core.recording import LoadRecord
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.topology import Topology
-from megamind_ray.errors import ClusterError, RequestError
+from megamind_ray.errors import ClusterError, MegamindError, RequestError
 from megamind_ray.planning import RuleSource
 from megamind_ray.units import format_bytes
 
@@ -104,11 +105,25 @@ class FleetClient:
             _refuse_other_settings(facts, lifetime, device_memory_bytes)
         return cls(planner, facts, config, owned=owned)
 
-    def load(self, request: LoadRequest, on_progress: Callable[[Progress], None] | None) -> LoadReport:
+    def load(
+        self,
+        request: LoadRequest,
+        on_progress: Callable[[Progress], None] | None,
+        on_record: Callable[[LoadRecord, LoadReport | None], None] | None = None,
+    ) -> LoadReport:
         """Has a checkpoint loaded and waits for it.
 
         An exception in the waiting thread, a keyboard interrupt above all, cancels the load and is raised when it
         has ended.
+
+        Args:
+            request: What to load.
+            on_progress: Called about three times a second on this thread.
+            on_record: Called with what was recorded, where ``request.record`` asks for it, and the report; without one
+                where the load failed, just before its error is raised, of which what this raises becomes a note.
+
+        Raises:
+            MegamindError: As ``Planner.load``; or it was done, and what was recorded cannot be had or was not taken.
         """
         self._require_connection()
         ticket = uuid.uuid4().hex
@@ -120,9 +135,21 @@ class FleetClient:
                 if on_progress is not None:
                     on_progress(progress)
             report: LoadReport = self._ask(lambda: ref, f"loading {request.uri}")
-        except BaseException:
+        except BaseException as error:
             self._call_off(ticket, ref)
+            if on_record is not None:
+                try:
+                    self._hand_over(ticket, on_record, None)
+                except MegamindError as incomplete:  # the load's own error is what the caller is to see
+                    error.add_note(f"its record is not complete: {incomplete.message}")
             raise
+        if on_record is not None:
+            try:
+                self._hand_over(ticket, on_record, report)
+            except MegamindError as error:
+                raise MegamindError(
+                    f"{error.message}; the load itself was done, model {report.model!r} stays loaded"
+                ) from error
         return report
 
     def run(self, name: ModelName, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
@@ -187,6 +214,14 @@ class FleetClient:
         (answer,) = settle([ref], timeout_s=0, what="cancelling the load")
         if isinstance(answer, LoadReport):
             settle([self._planner.unload.remote(answer.model)], timeout_s=close_s, what="unloading a cancelled load")
+
+    def _hand_over(
+        self, ticket: str, on_record: Callable[[LoadRecord, LoadReport | None], None], report: LoadReport | None
+    ) -> None:
+        what = "fetching what was recorded of the load"
+        record: LoadRecord | None = self._ask(partial(self._planner.record.remote, ticket), what)
+        if record is not None:
+            on_record(record, report)
 
     def _ask(self, ask: Callable[[], Any], what: str) -> Any:
         """The answer to a call that the planner answers at once."""

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, perf_counter, time
 from typing import TYPE_CHECKING, Any, Final
 
 import ray
@@ -31,6 +31,7 @@ from megamind_ray.actors.rank_load import RankLoad
 from megamind_ray.config import Config
 from megamind_ray.core.ids import Generation, LoadId, NodeId
 from megamind_ray.core.program import RankProgram
+from megamind_ray.core.recorder import NO_RECORD, Recorded, Recorder, RecordSettings
 from megamind_ray.device.arena import Arena, HostArena
 from megamind_ray.device.cuda import CudaArena
 from megamind_ray.device.memory import device_budget_bytes, gpu_facts
@@ -81,6 +82,8 @@ class GpuWorker:
         self._ranks: dict[LoadId, _Rank] = {}
         # Loads that were stopped: the call that begins one may come after the call that stops it.
         self._aborted: set[LoadId] = set()
+        # Of the latest load: it is asked for when the load is over, also where the rank is gone by then.
+        self._recorded: tuple[LoadId, Recorder] | None = None
         # Sessions that ended while a read into their memory was under way, or user code held their tensors.
         self._stuck: list[RankSession] = []
         self._node, self._gpu = place if place is not None else _own_place()
@@ -100,13 +103,20 @@ class GpuWorker:
         )
 
     @in_group("moves")
-    def load(self, program: RankProgram, agent: Any, generation: Generation, config: Config) -> RankResult:
+    def load(
+        self,
+        program: RankProgram,
+        agent: Any,
+        generation: Generation,
+        config: Config,
+        record: RecordSettings | None = None,
+    ) -> RankResult:
         """Loads a rank with the load's settings: reads its direct extents, takes its blocks from its node's agent.
 
         Raises:
             MegamindError: It cannot be finished; its memory is given back.
         """
-        rank = self._begin(program, generation, config)
+        rank = self._begin(program, generation, config, record)
         try:
             rank.load.receive(_RayHomeAgent(agent, rank.load))
         except BaseException:
@@ -133,6 +143,13 @@ class GpuWorker:
         if rank is None or rank.load.generation != generation:
             return WorkerStatus()
         return WorkerStatus(bytes_done=rank.session.bytes_to_device, failures=tuple(rank.load.failures))
+
+    @in_group("control")
+    def recorded(self, load: LoadId, first: int) -> Recorded:
+        """Ends the recording of a load, the latest one, and gives a page of it from row ``first`` on."""
+        with self._lock:
+            latest = self._recorded
+        return latest[1].page(first) if latest is not None and latest[0] == load else Recorded()
 
     @in_group("control")
     def abort(self, load: LoadId) -> None:
@@ -182,11 +199,15 @@ class GpuWorker:
         fn, args = _unpickle(call)
         return fn(context, *args)
 
-    def _begin(self, program: RankProgram, generation: Generation, config: Config) -> _Rank:
-        session = RankSession(program, self._arena, config)
+    def _begin(
+        self, program: RankProgram, generation: Generation, config: Config, record: RecordSettings | None = None
+    ) -> _Rank:
+        recorder = NO_RECORD if record is None else record.recorder(wall=time, steps=perf_counter)
+        session = RankSession(program, self._arena, config, recorder=recorder)
         load = RankLoad(session, self._plane, node=self._node, generation=generation, deadlines=config.deadlines)
         rank = _Rank(load)
         with self._lock:
+            self._recorded = (program.load, recorder)
             if program.load not in self._aborted:
                 self._ranks[program.load] = rank
                 return rank

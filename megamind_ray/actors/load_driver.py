@@ -16,6 +16,7 @@ import ray
 from megamind_ray.actors.boundary import ActorLostError, Watch, settle, wait_for, wait_for_all
 from megamind_ray.actors.fleet import Fleet, GpuKey
 from megamind_ray.actors.messages import AgentStatus, ExtentFailure, RankResult, WorkerStatus
+from megamind_ray.actors.recording import LoadRecorder
 from megamind_ray.actors.transfer import Transfer, TransferResult
 from megamind_ray.config import Config
 from megamind_ray.core import events as ev
@@ -24,6 +25,7 @@ from megamind_ray.core.ids import Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadMachine, LoadState
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.progress import RankProgress
+from megamind_ray.core.recorder import RecordSettings
 from megamind_ray.core.report import Fault, Kept
 from megamind_ray.errors import ClusterError, MegamindError
 from megamind_ray.planning import compile_agent, compile_rank, load_facts
@@ -52,10 +54,30 @@ class _Running:
 
 
 class LoadDriver:
-    """Runs one transfer to its end. ``run`` is called once, on one thread; ``progress`` and ``cancel`` from any."""
+    """Runs one transfer to its end. ``run`` is called once, on one thread; ``progress`` and ``cancel`` from any.
+
+    Attributes:
+        machine: Decides.
+        record: What the machine was told and said, and what agents and workers recorded.
+
+    Args:
+        transfer: What to move.
+        fleet: Who does it.
+        config: Of the load.
+        record: How agents and workers record it; None: not at all.
+        began_s: When the load began, on the clock; None: now.
+        clock: Monotonic.
+    """
 
     def __init__(
-        self, transfer: Transfer, fleet: Fleet, config: Config, *, clock: Callable[[], float] = monotonic
+        self,
+        transfer: Transfer,
+        fleet: Fleet,
+        config: Config,
+        *,
+        record: RecordSettings | None = None,
+        began_s: float | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._transfer = transfer
         self._fleet = fleet
@@ -81,9 +103,9 @@ class LoadDriver:
         self._error: MegamindError | None = None
         self._cancel = threading.Event()
         self._cancel_reason = ""
-        self._started_s = clock()
+        self.record = LoadRecorder(transfer, self.machine.facts, settings=record, began_s=began_s, clock=clock)
         self._moved: tuple[int, ...] = ()
-        self._moved_at_s = self._started_s
+        self._moved_at_s = clock()
 
     def cancel(self, reason: str) -> None:
         """Asks the load to stop; ``run`` then raises a ``ClusterError``."""
@@ -143,6 +165,7 @@ class LoadDriver:
                     ),
                     {peer: self._fleet.agents[peer] for peer in self._agents if peer != node},
                     self._config,
+                    self.record.settings,
                 )
                 for node in self._agents
             ],
@@ -155,10 +178,13 @@ class LoadDriver:
             if not self._events:
                 self._collect()
             while self._events:
-                for instruction in self.machine.handle(self._events.popleft()):
-                    self._execute(instruction)
+                event = self._events.popleft()
+                said = tuple(self.machine.handle(event))
+                at_s = self.record.took(event, said)
+                for instruction in said:
+                    self._execute(instruction, at_s)
 
-    def _execute(self, instruction: ins.Instruction) -> None:
+    def _execute(self, instruction: ins.Instruction, at_s: float) -> None:
         match instruction:
             case ins.StartRank(rank=rank, generation=generation):
                 self._start_rank(rank, generation)
@@ -169,7 +195,7 @@ class LoadDriver:
             case ins.ReadAgain():
                 self._read_again(instruction)
             case ins.RecordFault(fault=fault):
-                self._faults.append(replace(fault, at_s=self._clock() - self._started_s))
+                self._faults.append(replace(fault, at_s=at_s))
             case ins.AbortLoad(error=error):
                 self._error = error
             case ins.CompleteLoad():
@@ -178,7 +204,8 @@ class LoadDriver:
     def _start_rank(self, rank: Rank, generation: Generation) -> None:
         key = self._gpu_of[rank]
         program = compile_rank(self._transfer.plan, self._transfer.manifest, rank, self._transfer.load)
-        ref = self._workers[rank].load.remote(program, self._fleet.agents[key[0]], generation, self._config)
+        agent = self._fleet.agents[key[0]]
+        ref = self._workers[rank].load.remote(program, agent, generation, self._config, self.record.settings)
         self._running[ref] = _Running(rank, generation)
 
     def _replace_worker(self, rank: Rank, generation: Generation) -> None:
@@ -344,8 +371,13 @@ class LoadDriver:
         aborts = [] if keep else [worker.abort.remote(load) for worker in self._workers.values()]
         nodes = [node for node in self._agents if node in self._fleet.agents]
         closes = [self._fleet.agents[node].close_load.remote(load, keep) for node in nodes]
+        # The other half of the time is for what must come back.
+        half_s = until_s - self._config.deadlines.close_s / 2
+        self.record.collect({node: self._fleet.agents[node] for node in nodes}, self._workers, half_s)
         answers = settle(
-            [*closes, *aborts], timeout_s=self._config.deadlines.close_s, what="closing the load on a node or worker"
+            [*closes, *aborts],
+            timeout_s=max(0.0, until_s - self._clock()),
+            what="closing the load on a node or worker",
         )
         if not keep:
             rest_s = max(0.0, until_s - self._clock())

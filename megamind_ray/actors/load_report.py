@@ -14,9 +14,11 @@ from megamind_ray.core.ids import ModelName, NodeId
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.report import Fault, Kept, LoadReport, Verified
+from megamind_ray.core.topology import Topology
 from megamind_ray.errors import masked
+from megamind_ray.units import format_bytes
 
-__all__ = ["build_report"]
+__all__ = ["build_report", "pool_notes"]
 
 
 def build_report(
@@ -66,6 +68,17 @@ def build_report(
         kept=_kept(plan, result, keep_blocks) if request.keep else Kept(),
         verified=_verified(result),
         notes=(*plan.notes, *notes),
+    )
+
+
+def pool_notes(topology: Topology) -> tuple[str, ...]:
+    """Says where a pool is half taken already: a load through what is left is slow."""
+    return tuple(
+        f"node {node.address or node.id}: {format_bytes(node.pool_taken_bytes)} of its object store of "
+        f"{format_bytes(node.pool_bytes)} were taken before the load, by kept blocks of other models and by objects of "
+        "others"
+        for node in topology.nodes
+        if node.pool_taken_bytes > node.pool_bytes / 2
     )
 
 

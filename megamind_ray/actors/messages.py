@@ -65,6 +65,7 @@ class LoadRequest:
     rules: tuple[Rule, ...] = ()
     allow_replication: bool = False
     sidecar: str | bool | None = None
+    record: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

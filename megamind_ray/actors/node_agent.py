@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from time import perf_counter, time
 from typing import Any
 
 import ray
@@ -19,9 +20,9 @@ from megamind_ray.actors.pool_check import find_pool_file
 from megamind_ray.config import Config
 from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
 from megamind_ray.core.program import AgentProgram
+from megamind_ray.core.recorder import NO_RECORD, Recorded, Recorder, RecordSettings
 from megamind_ray.device.memory import host_memory
-from megamind_ray.engine.measure import MeasureRequest, NodeMeasurement, measure_node
-from megamind_ray.errors import ClusterError, RequestError
+from megamind_ray.errors import ClusterError
 
 __all__ = ["NodeAgent"]
 
@@ -34,8 +35,8 @@ class NodeAgent:
         self._lock = threading.Lock()
         self._loads: dict[LoadId, AgentLoad] = {}
         self._kept: dict[LoadId, dict[int, PooledBlock]] = {}
-        self._measuring = threading.Lock()
-        self._stop_measuring = threading.Event()
+        # Of the latest load: it is asked for when the load is over.
+        self._recorded: tuple[LoadId, Recorder] | None = None
 
     @in_group("control")
     def facts(self) -> AgentFacts:
@@ -56,15 +57,24 @@ class NodeAgent:
         )
 
     @in_group("control")
-    def open_load(self, program: AgentProgram, peers: Mapping[NodeId, Any], config: Config) -> None:
+    def open_load(
+        self,
+        program: AgentProgram,
+        peers: Mapping[NodeId, Any],
+        config: Config,
+        record: RecordSettings | None = None,
+    ) -> None:
         """Gets ready for a load with its settings: from now on its ranks may ask for blocks."""
+        recorder = NO_RECORD if record is None else record.recorder(wall=time, steps=perf_counter)
         load = AgentLoad(
             program,
             config,
             plane=self._plane,
             peers={node: _RayPeer(node, handle, config) for node, handle in peers.items()},
+            recorder=recorder,
         )
         with self._lock:
+            self._recorded = (program.load, recorder)
             self._loads[program.load] = load
 
     @in_group("control")
@@ -133,36 +143,17 @@ class NodeAgent:
         return status
 
     @in_group("control")
+    def recorded(self, load: LoadId, first: int) -> Recorded:
+        """Ends the recording of a load, the latest one, and gives a page of it from row ``first`` on."""
+        with self._lock:
+            latest = self._recorded
+        return latest[1].page(first) if latest is not None and latest[0] == load else Recorded()
+
+    @in_group("control")
     def unload(self, load: LoadId) -> None:
         """Drops the kept blocks of a model."""
         with self._lock:
             self._kept.pop(load, None)
-
-    @in_group("control")
-    def ping(self) -> None:
-        """Answers: what a call costs is measured with it."""
-
-    @in_group("control")
-    def measure(self, request: MeasureRequest) -> NodeMeasurement:
-        """Measures this node's processors, memory and disk, and what a put into its object store costs.
-
-        Raises:
-            RequestError: It is being measured already, or the folder cannot be written to.
-            CapacityError: The temporary file does not fit.
-            ClusterError: It was stopped.
-        """
-        if not self._measuring.acquire(blocking=False):
-            raise RequestError("this node is being measured already; wait until that is done, then measure again")
-        try:
-            self._stop_measuring.clear()
-            return measure_node(request, put=self._plane.put, stop=self._stop_measuring)
-        finally:
-            self._measuring.release()
-
-    @in_group("control")
-    def stop_measuring(self) -> None:
-        """Ends a measurement early; its temporary file goes with it. Harmless where there is none."""
-        self._stop_measuring.set()
 
     def _load(self, load: LoadId) -> AgentLoad:
         with self._lock:

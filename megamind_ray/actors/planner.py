@@ -18,9 +18,10 @@ from megamind_ray.actors.boundary import ActorLostError, settle
 from megamind_ray.actors.fleet import Fleet, GpuKey, Spawner
 from megamind_ray.actors.groups import in_group
 from megamind_ray.actors.load_driver import LoadDriver
-from megamind_ray.actors.load_report import build_report
+from megamind_ray.actors.load_report import build_report, pool_notes
 from megamind_ray.actors.messages import Lifetime, LoadRequest, ModelInfo, PlannerFacts, RunCall
 from megamind_ray.actors.pool_check import check_pool
+from megamind_ray.actors.recording import RecordBook
 from megamind_ray.actors.ticket import Ticket
 from megamind_ray.actors.transfer import Transfer, TransferResult
 from megamind_ray.config import Config
@@ -28,13 +29,13 @@ from megamind_ray.core.ids import LoadId, ModelName, NodeId, Rank, model_name
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.progress import Progress
+from megamind_ray.core.recording import LoadRecord
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.topology import Topology
 from megamind_ray.errors import ClusterError, MegamindError, RequestError
 from megamind_ray.io import open_manifest
 from megamind_ray.io.copies import reference_notes, require_mirrors
 from megamind_ray.planning import RuleSource, build_demands, build_plan, choose_keep_blocks, pool_budget_bytes
-from megamind_ray.units import format_bytes
 
 __all__ = ["Planner"]
 
@@ -90,6 +91,7 @@ class Planner:
         self._calls = threading.Lock()  # collective calls enter all ranks in one order
         self._tickets: dict[str, Ticket] = {}
         self._models: dict[ModelName, _Model] = {}
+        self._records = RecordBook()
         self._num_loads = 0
         # Load ids begin again with each planner; what outlives one is marked with this.
         self._incarnation = uuid.uuid4().hex
@@ -129,8 +131,14 @@ class Planner:
                 return self._load(ticket, request)
             finally:
                 self._moves.release()
+                self._records.keep(ticket_id, ticket.recorded())
         finally:
             self._tickets.pop(ticket_id, None)
+
+    @in_group("control")
+    def record(self, ticket_id: str) -> LoadRecord | None:
+        """What was recorded of a load that has ended, well or not; once. None where nothing was to be recorded."""
+        return self._records.take(ticket_id)
 
     @in_group("control")
     def progress(self, ticket_id: str) -> Progress:
@@ -235,6 +243,8 @@ class Planner:
     def _load(self, ticket: Ticket, request: LoadRequest) -> LoadReport:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         begin = monotonic()
+        if request.record:
+            ticket.start_recording()
         with ticket.timed("manifest"):
             manifest = open_manifest(
                 request.uri, sidecar=request.sidecar, io=request.config.io, retry=request.config.retry
@@ -256,7 +266,7 @@ class Planner:
             plan = build_plan(manifest, demands, topology, config=request.config, keep=request.keep)
             transfer = self._transfer(name, plan, manifest, topology, request.config)
         with ticket.timed("transfer"):
-            ticket.driver = LoadDriver(transfer, self._fleet, request.config)
+            ticket.driver = LoadDriver(transfer, self._fleet, request.config, record=ticket.record, began_s=begin)
             if ticket.cancelled is not None:
                 ticket.driver.cancel(ticket.cancelled)
             result = ticket.driver.run()
@@ -271,7 +281,7 @@ class Planner:
             keep_blocks=transfer.keep_blocks,
             seconds=seconds,
             started_at=started_at,
-            notes=(*_pool_notes(topology), *reference_notes(manifest, request.config.io.mirrors)),
+            notes=(*pool_notes(topology), *reference_notes(manifest, request.config.io.mirrors)),
         )
         self._models[name] = self._loaded(transfer, result, report, request)
         return report
@@ -385,14 +395,3 @@ class Planner:
         stem = "".join(char if char.isalnum() or char in "._-" else "-" for char in stem)[:100].lstrip("._-") or "model"
         names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, len(self._models) + 2))
         return next(model_name(name) for name in names if name not in self._models)
-
-
-def _pool_notes(topology: Topology) -> tuple[str, ...]:
-    """Says where a pool is half taken already: a load through what is left is slow."""
-    return tuple(
-        f"node {node.address or node.id}: {format_bytes(node.pool_taken_bytes)} of its object store of "
-        f"{format_bytes(node.pool_bytes)} were taken before the load, by kept blocks of other models and by objects of "
-        "others"
-        for node in topology.nodes
-        if node.pool_taken_bytes > node.pool_bytes / 2
-    )

@@ -121,8 +121,9 @@ class RankLoad:
         self, agent: HomeAgent, acked: list[int], rejected: list[Delivery]
     ) -> tuple[list[int], list[Delivery]]:
         """Acks one batch and takes the next; returns what to ack and to reject with the next call."""
-        begin = perf_counter()
+        begin, begin_s = perf_counter(), self.session.record.now()
         deliveries = agent.exchange(acked, rejected, limit=_BATCH, timeout_s=self.deadlines.poll_s)
+        self.session.record.waited(begin_s)
         if deliveries is None:
             rank = self.session.program.rank
             raise ClusterError(f"rank {rank}: the load ended on its node before all blocks had come")

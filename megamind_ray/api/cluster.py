@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from megamind_ray.api.record import new_folder, write_record
 from megamind_ray.config import Config, load_config, ray_address
 from megamind_ray.core.ids import model_name
 from megamind_ray.core.location import parse_location
@@ -130,6 +132,7 @@ class Cluster:
         rules: Sequence[Rule] = (),
         allow_replication: bool = False,
         sidecar: str | os.PathLike[str] | bool | None = None,
+        record: str | os.PathLike[str] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> LoadedModel:
         """Loads a checkpoint onto the GPUs of the fleet, each rank its own slices.
@@ -142,6 +145,9 @@ class Cluster:
             rules: Placement rules that go before the built-in ones.
             allow_replication: Load also if more of the checkpoint is replicated than ``plan.max_replicated_share``.
             sidecar: Recorded checksums: None uses those beside the checkpoint, a path others, False none.
+            record: A folder, new or empty, for what is recorded of the load: ``report.json``, ``timeline.json``,
+                ``events.jsonl`` (``megamind replay`` reads it), ``trace.json`` for Perfetto and ``timeline.html``. A
+                load that fails leaves what there is of them.
             on_progress: Called about three times a second on this thread.
 
         Raises:
@@ -149,11 +155,13 @@ class Cluster:
             CapacityError: It does not fit.
             IntegrityError: Bytes are wrong.
             SourceError: Storage failed after all retries.
-            ClusterError: The cluster failed. In all cases nothing of the model is left behind.
+            ClusterError: The cluster failed. In all these cases nothing of the model is left behind.
+            MegamindError: The load was done, and its record could not be written; the model stays loaded.
         """
         from megamind_ray.actors.messages import LoadRequest
 
         self._require_open()
+        folder = None if record is None else new_folder(record)
         request = LoadRequest(
             uri=_absolute(uri),
             parallel=parallel or Parallel(),
@@ -163,8 +171,10 @@ class Cluster:
             rules=tuple(rules),
             allow_replication=allow_replication,
             sidecar=sidecar if sidecar is None or isinstance(sidecar, bool) else _absolute(sidecar),
+            record=folder is not None,
         )
-        return LoadedModel(self, self._client.load(request, on_progress))
+        on_record = None if folder is None else partial(write_record, folder)
+        return LoadedModel(self, self._client.load(request, on_progress, on_record))
 
     def models(self) -> list[ModelInfo]:
         """The models of the fleet, also those that others loaded."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from megamind_ray.core.report import Fault, Verified
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.chunk_reader import ChunkReader, tensors_in
 from megamind_ray.engine.file_sources import OWN, FileSources, SourceOpener
-from megamind_ray.engine.staging import StagingRing, staging_ring
+from megamind_ray.engine.staging import StagingRing
 from megamind_ray.errors import ClusterError, masked
 from megamind_ray.io.counters import ReadCounters
 from megamind_ray.io.request_pool import run_requests
@@ -43,10 +43,11 @@ class ExtentReader:
     Args:
         files: What to read from.
         config: Mirrors, bounds of retries, when a source is put in quarantine.
-        ring: Staging buffers; by default of host memory, for as many threads as read.
+        ring: Staging buffers; by default one per reading thread.
         counters: Where reads are counted.
         opener: Opens a file; the default is ``io.open_source``.
         stop: Set from outside, it does what ``stop`` does.
+        on_fault: Told of each fault as it is noted, from any thread.
     """
 
     def __init__(
@@ -58,13 +59,15 @@ class ExtentReader:
         counters: ReadCounters | None = None,
         opener: SourceOpener | None = None,
         stop: StopSignal | None = None,
+        on_fault: Callable[[Fault], None] = lambda _: None,
     ) -> None:
         self.files = files
         self.counters = counters if counters is not None else ReadCounters()
         self._remote_threads = config.io.remote_threads if config.io.is_remote(files.root) else None
-        self._ring = ring if ring is not None else staging_ring(files, config.io)
+        self._ring = ring if ring is not None else StagingRing(config.io.reads_in_flight(files.root))
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
+        self._on_fault = on_fault
         self._stop = Stop(stop)
         self._sources = FileSources(files, config, note=self._note, stop=self._stop, opener=opener)
         self._chunks = ChunkReader(files, self._sources, config.retry, counters=self.counters, note=self._note)
@@ -144,6 +147,8 @@ class ExtentReader:
         self._sources.close()
 
     def _note(self, fault: Fault) -> None:
+        # Reports are kept and passed on; what an address carries as a secret is nobody's business there.
+        fault = replace(fault, where=masked(fault.where), action=masked(fault.action))
         with self._lock:
-            # Reports are kept and passed on; what an address carries as a secret is nobody's business there.
-            self._faults.append(replace(fault, where=masked(fault.where), action=masked(fault.action)))
+            self._faults.append(fault)
+        self._on_fault(fault)

@@ -17,7 +17,11 @@ from megamind_ray.core.ids import LoadId, NodeId, Rank
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.program import AgentProgram
+from megamind_ray.core.recorder import MAX_SPANS, NO_RECORD, Recorder
+from megamind_ray.core.recording import measured_timeline
 from megamind_ray.core.report import LoadReport, Verified
+from megamind_ray.core.timeline import Timeline
+from megamind_ray.core.tracks import NodeRecorder, device_series, rank_track
 from megamind_ray.device.arena import Arena
 from megamind_ray.engine.cut import BlockCutter
 from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
@@ -38,10 +42,12 @@ class LocalLoad:
     Attributes:
         sessions: By rank, finished.
         report: What was read and written.
+        timeline: What happened when, where that was recorded.
     """
 
     sessions: tuple[RankSession, ...]
     report: LoadReport
+    timeline: Timeline | None = None
 
 
 def load_plan(
@@ -52,6 +58,7 @@ def load_plan(
     *,
     opener: SourceOpener | None = None,
     stop: threading.Event | None = None,
+    record: bool = False,
 ) -> LocalLoad:
     """Executes a plan: every extent is read once, its blocks go to all sessions that need them.
 
@@ -65,6 +72,7 @@ def load_plan(
         arenas: One per rank; several ranks may share one.
         opener: Opens files; by default ``io.open_source`` with the settings of ``config``.
         stop: Set from outside, it ends the load early.
+        record: Whether to record a timeline.
 
     Raises:
         RequestError: Not one arena per rank.
@@ -75,14 +83,15 @@ def load_plan(
     if len(arenas) != plan.parallel.world:
         raise RequestError(f"{len(arenas)} arenas for {plan.parallel.world} ranks; give one for each rank")
     started_at, started_s = datetime.now(UTC), time.perf_counter()
+    recorder = Recorder(lambda: time.perf_counter() - started_s) if record else NO_RECORD
     with contextlib.ExitStack() as on_error:
         sessions = []
         for rank, arena in enumerate(arenas):
             program = compile_rank(plan, manifest, Rank(rank), _LOAD)
-            sessions.append(RankSession(program, arena, config, opener=opener))
+            sessions.append(RankSession(program, arena, config, opener=opener, recorder=recorder))
             on_error.callback(sessions[-1].release)
         agents = [
-            _Agent(_agent_program(plan, manifest, node), sessions, config, opener, stop)
+            _Agent(_agent_program(plan, manifest, node), sessions, config, opener, stop, recorder)
             for node in dict.fromkeys(plan.tables["extents"]["node"].to_pylist())
         ]
         with contextlib.ExitStack() as readers:
@@ -101,9 +110,14 @@ def load_plan(
                 agent.reader.check_unchanged()
         for session in sessions:
             session.finish()
+            recorder.mark("rank_done", rank_track(session.program.rank))
         seconds = {"transfer": time.perf_counter() - transfer_s, "total": time.perf_counter() - started_s}
         on_error.pop_all()
-    return LocalLoad(sessions=tuple(sessions), report=_report(plan, manifest, agents, sessions, started_at, seconds))
+    return LocalLoad(
+        sessions=tuple(sessions),
+        report=_report(plan, manifest, agents, sessions, started_at, seconds),
+        timeline=_timeline(plan, recorder) if record else None,
+    )
 
 
 class _Agent:
@@ -116,9 +130,11 @@ class _Agent:
         config: Config,
         opener: SourceOpener | None,
         stop: threading.Event | None,
+        recorder: Recorder,
     ) -> None:
         self.program = program
-        self.reader = ExtentReader(program.files, config, opener=opener, stop=stop)
+        self.record = NodeRecorder(recorder, program.node)
+        self.reader = ExtentReader(program.files, config, opener=opener, stop=stop, on_fault=self.record.fault)
         self.verified: Verified = "reference"
         self._sessions = sessions
         self._cutter = BlockCutter(program.blocks, program.segments)
@@ -128,12 +144,18 @@ class _Agent:
         """Reads an extent and applies its blocks."""
         extents = self.program.extents
         begin, end = int(extents.begin[row]), int(extents.end[row])
-        with self.reader.staged(int(extents.file[row]), begin, end) as extent:
+        file, begin_s = int(extents.file[row]), self.record.now()
+        with self.reader.staged(file, begin, end) as extent:
+            name = self.program.files.files[file].path
+            self.record.read(begin_s, end - begin, file=name, verified=extent.verified)
             if extent.verified != "reference":
                 self.verified = extent.verified
+            begin_s = self.record.now()
             for block in self._cutter.cut(int(extents.extent[row]), begin, extent.data):
+                self.record.cut(begin_s, block.data.nbytes, block=block.block)
                 for rank in self.program.consumer_sets[self._consumers[block.block]]:
                     self._sessions[rank].apply(block.block, block.data, block.crc32)
+                begin_s = self.record.now()
 
 
 def _agent_program(plan: Plan, manifest: Manifest, node: str) -> AgentProgram:
@@ -161,6 +183,15 @@ def _end_reading(agents: Sequence[_Agent], sessions: Sequence[RankSession]) -> N
 
 def _call(action: Callable[[], None]) -> None:
     action()
+
+
+def _timeline(plan: Plan, recorder: Recorder) -> Timeline:
+    ranks = plan.tables["ranks"].select(["rank", "node", "arena_bytes"]).to_pylist()
+    return measured_timeline(
+        [recorder.page(limit=MAX_SPANS)],
+        node_of_rank={row["rank"]: row["node"] for row in ranks},
+        limits={device_series(row["rank"]): float(row["arena_bytes"]) for row in ranks},
+    )
 
 
 def _report(

@@ -13,14 +13,16 @@ import numpy as np
 from megamind_ray.config import Config
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.program import RankProgram
+from megamind_ray.core.recorder import NO_RECORD, Recorder
 from megamind_ray.core.report import Fault, RankReport, Verified
+from megamind_ray.core.tracks import RankRecorder
 from megamind_ray.device.arena import Allocation, Arena
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.cut import BlockCutter, Crc32Array, Segment
 from megamind_ray.engine.direct import read_to_sink
 from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
 from megamind_ray.engine.sinks import ArenaSink
-from megamind_ray.engine.staging import staging_ring
+from megamind_ray.engine.staging import StagingRing
 from megamind_ray.engine.team import run_team
 from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, RequestError
 from megamind_ray.io.checksum import crc32
@@ -49,23 +51,33 @@ class RankSession:
         arena: Where the views go; the session takes one allocation of it.
         config: Retries and threads.
         opener: Opens files; by default ``io.open_source`` with the settings of ``config``.
+        recorder: Takes a span for each block that is put in place and each direct extent that is read.
 
     Raises:
         CapacityError: The arena has no room.
     """
 
     def __init__(
-        self, program: RankProgram, arena: Arena, config: Config, *, opener: SourceOpener | None = None
+        self,
+        program: RankProgram,
+        arena: Arena,
+        config: Config,
+        *,
+        opener: SourceOpener | None = None,
+        recorder: Recorder = NO_RECORD,
     ) -> None:
         self.program = program
+        self.record = RankRecorder(recorder, program.rank)
         self._arena = arena
         self._config = config
         self._cutter = BlockCutter(program.blocks, program.segments)
         self._row_of_block = {block: row for row, block in enumerate(program.blocks.block.tolist())}
         self._states = np.full(len(program.blocks), _MISSING, np.int8)
         self._stop = threading.Event()
-        ring = staging_ring(program.files, config.io, arena.staging)
-        self._reader = ExtentReader(program.files, config, ring=ring, opener=opener, stop=self._stop)
+        ring = StagingRing(config.io.reads_in_flight(program.files.root), arena.staging)
+        self._reader = ExtentReader(
+            program.files, config, ring=ring, opener=opener, stop=self._stop, on_fault=self.record.fault
+        )
         self._lock = threading.Lock()
         self._num_duplicates = 0
         self._bytes_direct = self._bytes_pool = 0
@@ -137,8 +149,9 @@ class RankSession:
         with self._writing(), self._arriving(row) as claimed:
             if not claimed:
                 return False
-            started_s = time.perf_counter()
+            started_s, begin_s = time.perf_counter(), self.record.now()
             self._put(block, row, data, crc32s)
+            self.record.copied(begin_s, data.nbytes, block=block)
             with self._lock:
                 self._bytes_pool += data.nbytes
                 self._seconds["copy"] += time.perf_counter() - started_s
@@ -183,10 +196,13 @@ class RankSession:
         with self._writing(), self._arriving(*block_rows) as claimed:
             if not claimed:
                 return
-            started_s = time.perf_counter()
+            started_s, begin_s = time.perf_counter(), self.record.now()
             verified = read_to_sink(self._reader, self._sink, file, begin, end, segments)
+            placed_bytes = sum(segment.nbytes for segment in segments)
+            name = self.program.files.files[file].path
+            self.record.read(begin_s, end - begin, placed_bytes=placed_bytes, file=name)
             with self._lock:
-                self._bytes_direct += sum(segment.nbytes for segment in segments)
+                self._bytes_direct += placed_bytes
                 self._seconds["read"] += time.perf_counter() - started_s
                 if verified != "reference":
                     self._verified = verified
