@@ -22,7 +22,8 @@ from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
 from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.recorder import NO_RECORD, Recorded, Recorder, RecordSettings
 from megamind_ray.device.memory import host_memory
-from megamind_ray.errors import ClusterError
+from megamind_ray.engine.measure import MeasureRequest, NodeMeasurement, measure_node
+from megamind_ray.errors import ClusterError, RequestError
 
 __all__ = ["NodeAgent"]
 
@@ -35,6 +36,8 @@ class NodeAgent:
         self._lock = threading.Lock()
         self._loads: dict[LoadId, AgentLoad] = {}
         self._kept: dict[LoadId, dict[int, PooledBlock]] = {}
+        self._measuring = threading.Lock()
+        self._stop_measuring = threading.Event()
         # Of the latest load: it is asked for when the load is over.
         self._recorded: tuple[LoadId, Recorder] | None = None
 
@@ -154,6 +157,32 @@ class NodeAgent:
         """Drops the kept blocks of a model."""
         with self._lock:
             self._kept.pop(load, None)
+
+    @in_group("control")
+    def ping(self) -> None:
+        """Answers: what a call costs is measured with it."""
+
+    @in_group("control")
+    def measure(self, request: MeasureRequest) -> NodeMeasurement:
+        """Measures this node's processors, memory and disk, and what a put into its object store costs.
+
+        Raises:
+            RequestError: It is being measured already, or the folder cannot be written to.
+            CapacityError: The temporary file does not fit.
+            ClusterError: It was stopped.
+        """
+        if not self._measuring.acquire(blocking=False):
+            raise RequestError("this node is being measured already; wait until that is done, then measure again")
+        try:
+            self._stop_measuring.clear()
+            return measure_node(request, put=self._plane.put, stop=self._stop_measuring)
+        finally:
+            self._measuring.release()
+
+    @in_group("control")
+    def stop_measuring(self) -> None:
+        """Ends a measurement early; its temporary file goes with it. Harmless where there is none."""
+        self._stop_measuring.set()
 
     def _load(self, load: LoadId) -> AgentLoad:
         with self._lock:

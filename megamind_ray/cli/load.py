@@ -32,6 +32,7 @@ from megamind_ray.cli.output import Output
 from megamind_ray.errors import CapacityError, MegamindError, RequestError
 
 if TYPE_CHECKING:
+    from megamind_ray.config import Config
     from megamind_ray.core.report import LoadReport
 
 __all__ = ["EXAMPLES", "load_command"]
@@ -135,6 +136,8 @@ def load_command(
             from megamind_ray.io.copies import check_mirrors
 
             check_mirrors(uri, settings.io.mirrors, retry=settings.retry)
+        if _starts_cluster(address):
+            _check_request(uri, wanted, settings)
         measured = _load(uri, wanted, address, fleet_options)
         written: list[str] = []
         if report is not None:
@@ -143,6 +146,37 @@ def load_command(
         if record is not None:
             written.append(f"record written to {record.absolute()}")
         output.emit(measured.to_json(), report_tables(measured), written)
+
+
+def _starts_cluster(address: str | None) -> bool:
+    """Whether a local cluster is started for the load. In a running one others may read what this machine cannot."""
+    from megamind_ray.actors.connection import find_cluster
+    from megamind_ray.config import ray_address
+
+    return find_cluster(address, ray_address=ray_address()) is None
+
+
+def _check_request(uri: str, wanted: Mapping[str, Any], settings: Config) -> None:
+    """Looks at the checkpoint and the mesh as the planner will; that would say no some seconds later, in a new cluster.
+
+    Raises:
+        RequestError: There is no checkpoint, or the mesh does not fit the model.
+        IntegrityError: A header is wrong.
+        SourceError: The storage does not answer.
+    """
+    from megamind_ray.integrations.transformers import fallback_rules
+    from megamind_ray.io import open_manifest
+    from megamind_ray.planning import build_demands
+
+    manifest = open_manifest(uri, sidecar=wanted["sidecar"], io=settings.io, retry=settings.retry)
+    build_demands(
+        manifest,
+        wanted["parallel"],
+        rules=wanted["rules"],
+        fallback_rules=fallback_rules,
+        max_replicated_share=settings.plan.max_replicated_share,
+        allow_replication=wanted["allow_replication"],
+    )
 
 
 def _load(uri: str, wanted: Mapping[str, Any], address: str | None, fleet_options: Mapping[str, Any]) -> LoadReport:

@@ -13,7 +13,7 @@ from megamind_ray.core.report import Fault, Verified
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.chunk_reader import ChunkReader, tensors_in
 from megamind_ray.engine.file_sources import OWN, FileSources, SourceOpener
-from megamind_ray.engine.staging import StagingRing
+from megamind_ray.engine.staging import StagingRing, staging_ring
 from megamind_ray.errors import ClusterError, masked
 from megamind_ray.io.counters import ReadCounters
 from megamind_ray.io.request_pool import run_requests
@@ -43,7 +43,7 @@ class ExtentReader:
     Args:
         files: What to read from.
         config: Mirrors, bounds of retries, when a source is put in quarantine.
-        ring: Staging buffers; by default one per reading thread.
+        ring: Staging buffers; by default of host memory, for as many threads as read.
         counters: Where reads are counted.
         opener: Opens a file; the default is ``io.open_source``.
         stop: Set from outside, it does what ``stop`` does.
@@ -64,7 +64,7 @@ class ExtentReader:
         self.files = files
         self.counters = counters if counters is not None else ReadCounters()
         self._remote_threads = config.io.remote_threads if config.io.is_remote(files.root) else None
-        self._ring = ring if ring is not None else StagingRing(config.io.reads_in_flight(files.root))
+        self._ring = ring if ring is not None else staging_ring(files, config.io)
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
         self._on_fault = on_fault

@@ -22,7 +22,7 @@ from megamind_ray.engine.cut import BlockCutter, Crc32Array, Segment
 from megamind_ray.engine.direct import read_to_sink
 from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
 from megamind_ray.engine.sinks import ArenaSink
-from megamind_ray.engine.staging import StagingRing
+from megamind_ray.engine.staging import staging_ring
 from megamind_ray.engine.team import run_team
 from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, RequestError
 from megamind_ray.io.checksum import crc32
@@ -74,7 +74,7 @@ class RankSession:
         self._row_of_block = {block: row for row, block in enumerate(program.blocks.block.tolist())}
         self._states = np.full(len(program.blocks), _MISSING, np.int8)
         self._stop = threading.Event()
-        ring = StagingRing(config.io.reads_in_flight(program.files.root), arena.staging)
+        ring = staging_ring(program.files, config.io, arena.staging)
         self._reader = ExtentReader(
             program.files, config, ring=ring, opener=opener, stop=self._stop, on_fault=self.record.fault
         )
