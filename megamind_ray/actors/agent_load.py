@@ -20,6 +20,7 @@ from megamind_ray.actors.messages import (
     rank_consumer,
 )
 from megamind_ray.config import Config
+from megamind_ray.core.exchange import RELAY_BATCH, RELAY_SHARE
 from megamind_ray.core.ids import BlockId, ExtentId, Generation, LoadId, NodeId, Rank
 from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.recorder import NO_RECORD, Recorder
@@ -34,7 +35,6 @@ from megamind_ray.io import ReadCounters
 
 __all__ = ["AgentLoad", "Peer"]
 
-_RELAY_BATCH = 4
 _STOP_S = 1.0  # how long closing waits for threads that are in the middle of a read
 
 
@@ -113,8 +113,7 @@ class AgentLoad:
         self._verified: set[Verification] = set()
         self._pool = BlockPool(
             credit_bytes=program.credit_bytes,
-            # Half is for blocks that come in: two nodes full of blocks for each other would wait for ever otherwise.
-            relay_share=0.5 if peers else 0.0,
+            relay_share=RELAY_SHARE if peers else 0.0,
             keep=program.keep_blocks.tolist(),
             node=program.node,
             on_used=self._record.credit,
@@ -324,7 +323,7 @@ class AgentLoad:
                 self.load,
                 node_consumer(self._node),
                 acked,
-                limit=_RELAY_BATCH,
+                limit=RELAY_BATCH,
                 timeout_s=self._config.deadlines.poll_s,
             )
             if deliveries is None:  # the load has ended there, and will be here

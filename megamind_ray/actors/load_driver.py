@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 import pyarrow.compute as pc
 import ray
@@ -21,6 +21,7 @@ from megamind_ray.actors.transfer import Transfer, TransferResult
 from megamind_ray.config import Config
 from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
+from megamind_ray.core.exchange import PLANNER_LOOK_S
 from megamind_ray.core.ids import Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadMachine, LoadState
 from megamind_ray.core.plan import Plan
@@ -31,8 +32,6 @@ from megamind_ray.errors import ClusterError, MegamindError
 from megamind_ray.planning import compile_agent, compile_rank, load_facts
 
 __all__ = ["LoadDriver"]
-
-_POLL_S: Final = 0.25  # how often the planner looks; progress itself does not wait for it
 
 
 @dataclass(slots=True)
@@ -251,7 +250,7 @@ class LoadDriver:
             return
         ended: list[Any] = []
         if self._running:
-            ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_POLL_S)
+            ended, _ = ray.wait(list(self._running), num_returns=1, timeout=PLANNER_LOOK_S)
         for ref in ended:
             self._rank_ended(ref, self._running.pop(ref))
         if not ended:
@@ -299,7 +298,7 @@ class LoadDriver:
     def _ask_agents(self) -> None:
         answers = self._agent_watch.look(
             {node: partial(self._fleet.agents[node].status.remote, self._transfer.load) for node in self._agents},
-            timeout_s=_POLL_S,
+            timeout_s=PLANNER_LOOK_S,
         )
         for node, answer in answers.items():
             if isinstance(answer, MegamindError):
@@ -321,7 +320,7 @@ class LoadDriver:
                 for rank in self._gpu_of
                 if rank in running or rank in self._results
             },
-            timeout_s=_POLL_S,
+            timeout_s=PLANNER_LOOK_S,
         )
         for (rank, _), answer in answers.items():
             if isinstance(answer, ActorLostError):

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from megamind_ray.actors.dataplane import DataPlane
 from megamind_ray.actors.messages import Delivery, ExtentFailure
 from megamind_ray.config import DeadlineConfig
+from megamind_ray.core.exchange import RANK_BATCH
 from megamind_ray.core.ids import ExtentId, Generation, NodeId
 from megamind_ray.engine.session import RankSession
 from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, RequestError, SourceError
@@ -17,7 +18,6 @@ from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, Req
 __all__ = ["HomeAgent", "RankLoad"]
 
 _STOP_S: Final = 1.0  # how long a stopped load waits for reads that are under way
-_BATCH: Final = 8  # blocks per exchange: a call costs about 2 ms, a block of 8 MiB about as much
 
 
 class HomeAgent(Protocol):
@@ -122,7 +122,7 @@ class RankLoad:
     ) -> tuple[list[int], list[Delivery]]:
         """Acks one batch and takes the next; returns what to ack and to reject with the next call."""
         begin, begin_s = perf_counter(), self.session.record.now()
-        deliveries = agent.exchange(acked, rejected, limit=_BATCH, timeout_s=self.deadlines.poll_s)
+        deliveries = agent.exchange(acked, rejected, limit=RANK_BATCH, timeout_s=self.deadlines.poll_s)
         self.session.record.waited(begin_s)
         if deliveries is None:
             rank = self.session.program.rank

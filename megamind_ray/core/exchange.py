@@ -1,0 +1,20 @@
+"""How much agents, workers and the planner hand over at a time. The actors and the simulator go by the same figures."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["PLANNER_LOOK_S", "RANK_BATCH", "RELAY_BATCH", "RELAY_SHARE"]
+
+RANK_BATCH: Final = 8
+"""Blocks that a rank takes per exchange: a call costs about 2 ms, a block of 8 MiB about as much."""
+
+RELAY_BATCH: Final = 4
+"""Blocks that a node takes per exchange from another one."""
+
+RELAY_SHARE: Final = 0.5
+"""Part of a pool's credit that only blocks of other nodes may take, where there are other nodes: two nodes full of
+blocks for each other would wait for ever otherwise."""
+
+PLANNER_LOOK_S: Final = 0.25
+"""How often the planner looks for failures; progress itself does not wait for it."""
