@@ -118,6 +118,8 @@ class Plan:
         bytes_to_device: Bytes written into arenas, summed over ranks.
         pool_need_bytes: Per node, the bytes of all blocks that pass through its pool.
         keep: Whether blocks stay in the pool.
+        is_referenced: Whether chunks are held to recorded checksums as they are read.
+        topology: The hardware that it was made for, as the text of a topology file; empty where that is not known.
         notes: What a reader of the plan should know (replication, what cannot be kept), in words.
     """
 
@@ -131,6 +133,8 @@ class Plan:
     bytes_to_device: int
     pool_need_bytes: Mapping[str, int] = field(default_factory=dict)
     keep: bool = False
+    is_referenced: bool = False
+    topology: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -183,6 +187,7 @@ class Plan:
         if schema != SCHEMA:
             raise RequestError(f"{folder}: schema {schema!r}, this release reads {SCHEMA!r}; plan again")
         try:
+            header = _DEFAULTS | header
             values = {name: _checked(header[name], kind, name) for name, kind in _HEADER.items()}
             values |= {"disk_tensors": tuple(header["disk_tensors"]), "notes": tuple(header["notes"])}
             return cls(
@@ -228,5 +233,9 @@ _HEADER: Mapping[str, type] = {
     "bytes_total": int,
     "bytes_to_device": int,
     "keep": bool,
+    "is_referenced": bool,
+    "topology": str,
     "notes": list,
 }
+# What plans of earlier releases lack.
+_DEFAULTS: Mapping[str, Any] = {"is_referenced": False, "topology": ""}
