@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from megamind_ray.core.report import LoadReport
+from megamind_ray.core.report import Fault, LoadReport
 from megamind_ray.core.timeline import Mark, Timeline
 from megamind_ray.report.terminal import printable
 from megamind_ray.report.timeline_layout import (
@@ -40,14 +40,16 @@ _OPEN_TRACKS: Final = 12
 _OPEN_CURVES: Final = 2
 _SPAN_TITLES: Final = {
     "storage": "Storage",
-    "network": "Network",
+    "nics": "Network cards",
+    "network": "Between nodes",
     "pool": "Host pool",
     "ranks": "Ranks",
     "other": "Other work",
 }
 _CURVE_TITLES: Final = {
     ("bytes/s", "storage"): "Throughput of storage",
-    ("bytes/s", "network"): "Throughput of the network",
+    ("bytes/s", "nics"): "Throughput of network cards",
+    ("bytes/s", "network"): "Throughput between nodes",
     ("bytes/s", "pool"): "Throughput of the host pool",
     ("bytes/s", "ranks"): "Throughput to devices",
     ("bytes", "pool"): "Host memory",
@@ -101,6 +103,12 @@ class PageTimeline:
     curves: tuple[Curve, ...]
 
     @property
+    def end_s(self) -> float:
+        """When the last of anything happened."""
+        moments = [float(curve.at_s[-1]) for curve in self.curves] + [mark.at_s for mark in self.timeline.marks]
+        return max([self.timeline.end_s, *moments])
+
+    @property
     def num_spans(self) -> int:
         """Spans as recorded."""
         return len(self.timeline.spans)
@@ -132,7 +140,7 @@ def page_timelines(timelines: Sequence[Timeline], max_spans: int = MAX_SPANS) ->
 
 def page_data(report: LoadReport, pages: Sequence[PageTimeline]) -> dict[str, Any]:
     """The values that the page's script draws."""
-    end_s = max((page.timeline.end_s for page in pages), default=0.0)
+    end_s = max((page.end_s for page in pages), default=0.0)
     track_names = _ordered((track.group, track.name) for page in pages for track in page.tracks)
     sections = list(_span_sections(track_names))
     curve_sections, curve_names = _curve_sections(pages)
@@ -307,11 +315,10 @@ def _page_of_report(report: LoadReport, pages: Sequence[PageTimeline]) -> PageTi
 def _marks_json(report: LoadReport, page: PageTimeline, *, first: bool) -> list[dict[str, Any]]:
     marks = list(page.timeline.marks)
     if first:
-        known = {(mark.kind, round(mark.at_s, 3)) for mark in marks}
         marks += [
             Mark(at_s=fault.at_s, kind=fault.kind, text=f"{fault.where}: {fault.action}")
             for fault in report.faults
-            if fault.at_s is not None and (fault.kind, round(fault.at_s, 3)) not in known
+            if fault.at_s is not None and not any(_tells_of(mark, fault) for mark in page.timeline.marks)
         ]
     # Where there are more than fit, faults stay and what went well goes.
     chosen = sorted(marks, key=_is_fine)[:_MAX_MARKS]
@@ -319,6 +326,11 @@ def _marks_json(report: LoadReport, page: PageTimeline, *, first: bool) -> list[
         {"at": _us(mark.at_s), "kind": shown(mark.kind), "text": shown(mark.text), "fine": _is_fine(mark)}
         for mark in sorted(chosen, key=lambda mark: mark.at_s)
     ]
+
+
+def _tells_of(mark: Mark, fault: Fault) -> bool:
+    """Whether a mark is that fault; by its place, since the clocks that they were taken from may differ."""
+    return mark.kind == fault.kind and fault.where in mark.text
 
 
 def _is_fine(mark: Mark) -> bool:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from html import escape
 from importlib import resources
 from string import Template
@@ -14,6 +15,7 @@ from typing import Final
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.timeline import Timeline
 from megamind_ray.report.tables import VERIFIED_MEANING, count_of
+from megamind_ray.report.terminal import printable
 from megamind_ray.report.timeline_data import MAX_SPANS, PageTimeline, page_data, page_timelines, shown
 from megamind_ray.report.timeline_layout import KINDS, Track
 from megamind_ray.units import format_bytes, format_duration, format_rate
@@ -75,40 +77,39 @@ def _what(report: LoadReport) -> str:
 
 def _header(report: LoadReport, pages: Sequence[PageTimeline]) -> str:
     facts = "\n".join(
-        f"<div{' class=bad' if bad else ''}><dt>{escape(name)}</dt>"
-        f"<dd{' class=words' if len(value) > 16 else ''}>{escape(value)}"
+        f'<div class="{shape}"><dt>{escape(name)}</dt><dd>{escape(value)}'
         f"{f'<small>{escape(note)}</small>' if note else ''}</dd></div>"
-        for name, value, note, bad in _facts(report, pages)
+        for name, value, note, shape in _facts(report, pages)
     )
     return (
         f"<h1>{escape(shown(report.model))}: {escape(_what(report))}</h1>\n"
         f'<p class="uri">{escape(shown(report.uri))}<br>{escape(_mesh(report))}, '
-        f"started {escape(shown(report.started_at))}</p>\n"
+        f"started {escape(_moment(report.started_at))}</p>\n"
         f'<dl class="facts">\n{facts}\n</dl>'
     )
 
 
-def _facts(report: LoadReport, pages: Sequence[PageTimeline]) -> Iterable[tuple[str, str, str, bool]]:
-    """Name, value, a note in small letters, and whether it is bad news."""
+def _facts(report: LoadReport, pages: Sequence[PageTimeline]) -> Iterable[tuple[str, str, str, str]]:
+    """Name, value, a note in small letters; ``bad`` for bad news, ``line`` for what needs a line of its own."""
     total_s = report.seconds.get("total", 0.0)
-    yield "Total time", format_duration(total_s), _other_times(report, pages), False
+    yield "Total time", format_duration(total_s), _other_times(report, pages), ""
     if report.lower_bound_s is not None:
         times = f"the total is {total_s / report.lower_bound_s:.2f} times that" if report.lower_bound_s > 0 else ""
-        yield "Lower bound", format_duration(report.lower_bound_s), times, False
+        yield "Lower bound", format_duration(report.lower_bound_s), times, ""
+    yield "Throughput", format_rate(report.throughput_bytes_per_s), "from storage", ""
+    distinct = f"for {format_bytes(report.bytes_total)} of distinct weights"
+    yield "Read from storage", format_bytes(report.bytes_from_storage), distinct, ""
+    replicated = f"{format_bytes(report.bytes_replicated)} of it replicated"
+    network = f"{format_bytes(report.bytes_over_network)} over the network"
+    yield "Written to devices", format_bytes(report.bytes_to_device), f"{replicated}, {network}", ""
+    word, _, meaning = VERIFIED_MEANING[report.verified].partition(": ")
+    yield "Verified", word, meaning, "bad" if report.verified == "off" else ""
+    again = f"{format_bytes(report.bytes_retried)} read again" if report.bytes_retried else ""
+    yield "Faults", f"{len(report.faults):,}" if report.faults else "none", again, "bad" if report.faults else ""
     if report.bottleneck:
         share = max(report.utilisation.items(), key=lambda item: item[1], default=None)
         note = f"{shown(share[0])}: {share[1]:.0%} used" if share else ""
-        yield "Bottleneck", shown(report.bottleneck), note, False
-    yield "Throughput", format_rate(report.throughput_bytes_per_s), "from storage", False
-    distinct = f"for {format_bytes(report.bytes_total)} of distinct weights"
-    yield "Read from storage", format_bytes(report.bytes_from_storage), distinct, False
-    replicated = f"{format_bytes(report.bytes_replicated)} of it replicated"
-    network = f"{format_bytes(report.bytes_over_network)} over the network"
-    yield "Written to devices", format_bytes(report.bytes_to_device), f"{replicated}, {network}", False
-    word, _, meaning = VERIFIED_MEANING[report.verified].partition(": ")
-    yield "Verified", word, meaning, report.verified == "off"
-    again = f"{format_bytes(report.bytes_retried)} read again" if report.bytes_retried else ""
-    yield "Faults", f"{len(report.faults):,}" if report.faults else "none", again, bool(report.faults)
+        yield "Bottleneck", printable(report.bottleneck), note, "line"
 
 
 def _other_times(report: LoadReport, pages: Sequence[PageTimeline]) -> str:
@@ -122,6 +123,13 @@ def _other_times(report: LoadReport, pages: Sequence[PageTimeline]) -> str:
 def _mesh(report: LoadReport) -> str:
     sizes = " ".join(f"{name}={size}" for name, size in report.parallel.items() if size > 1)
     return f"{sizes or 'tp=1'} ({count_of(len(report.ranks), 'rank')})"
+
+
+def _moment(text: str) -> str:
+    try:
+        return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M:%S %Z")
+    except ValueError:
+        return shown(text)
 
 
 def _notices(pages: Sequence[PageTimeline]) -> Iterable[str]:

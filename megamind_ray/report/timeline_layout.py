@@ -39,8 +39,8 @@ Ints = npt.NDArray[np.int64]
 
 KINDS: Final[tuple[SpanKind, ...]] = get_args(SpanKind)
 # In the order in which bytes pass through them.
-GROUPS: Final = ("storage", "network", "pool", "ranks", "other")
-_GROUP_OF_PART: Final = {"storage": "storage", "wire": "network", "pool": "pool", "host": "pool"}
+GROUPS: Final = ("storage", "nics", "network", "pool", "ranks", "other")
+_GROUP_OF_PART: Final = {"storage": "storage", "network in": "nics", "wire": "network", "pool": "pool", "host": "pool"}
 # What counts as throughput of a group; all else that is done there looks at the same bytes again.
 _MOVING: Final[dict[str, SpanKind]] = {"storage": "read", "network": "wire", "ranks": "copy"}
 # Bounded, since Python refuses to convert thousands of digits and names are anybody's.
@@ -70,10 +70,19 @@ class Track:
     label: npt.NDArray[np.object_]
 
     @property
+    def work(self) -> npt.NDArray[np.bool_]:
+        """Which spans are work; waiting is none."""
+        return np.not_equal(self.kind, KINDS.index("wait"))
+
+    @property
     def busy_s(self) -> float:
-        """Time in which at least one span was open."""
-        starts, ends = _merged(self.begin_s, self.end_s)
+        """Time in which at least one span of work was open."""
+        starts, ends = _merged(self.begin_s[self.work], self.end_s[self.work])
         return float(np.sum(ends - starts))
+
+    def busy_share(self, edges_s: Floats) -> Floats:
+        """For each bin the part of it in which at least one span of work was open, 0 to 1."""
+        return busy_share(self.begin_s[self.work], self.end_s[self.work], edges_s)
 
     @property
     def num_bytes(self) -> int:
@@ -171,8 +180,9 @@ def group_of(name: str) -> str:
 
 
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
-    """A sort key by which ``n2`` comes before ``n10``; different names have different keys."""
-    return tuple(int(part) if index % 2 else part for index, part in enumerate(_DIGITS.split(name))), name
+    """A sort key by which ``n2`` comes before ``n10`` and ``n0/x`` before ``n0-1/x``; different names differ in it."""
+    parts = _DIGITS.split(name.replace("/", "\0"))
+    return tuple(int(part) if index % 2 else part for index, part in enumerate(parts)), name
 
 
 def lanes_of(begin: Sequence[float] | npt.NDArray[np.generic], end: Sequence[float] | npt.NDArray[np.generic]) -> Ints:

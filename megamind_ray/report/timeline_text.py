@@ -47,7 +47,14 @@ _COLOURS: Final[dict[SpanKind, str]] = {
     "wire": "bright_red",
     "copy": "green",
 }
-_RATES: Final = {"storage": "storage", "network": "network", "pool": "pool", "ranks": "to devices", "other": "other"}
+_RATES: Final = {
+    "storage": "storage",
+    "nics": "network cards",
+    "network": "between nodes",
+    "pool": "pool",
+    "ranks": "to devices",
+    "other": "other",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +158,7 @@ def _totals(curves: Sequence[Curve]) -> list[tuple[str, Curve]]:
 
 
 def _busy_line(name: str, tracks: Sequence[Track], edges_s: Floats, is_ascii: bool) -> Text:
-    shares = np.mean([busy_share(track.begin_s, track.end_s, edges_s) for track in tracks], axis=0)
+    shares = np.mean([track.busy_share(edges_s) for track in tracks], axis=0)
     kinds = _main_kinds(tracks, edges_s)
     shades = _ASCII if is_ascii else _SHADES
     text = Text(f"{name} {_bar(is_ascii)}", no_wrap=True)
@@ -166,7 +173,7 @@ def _main_kinds(tracks: Sequence[Track], edges_s: Floats) -> list[SpanKind]:
     """For each bin what took most of the time."""
     best = np.zeros(len(edges_s) - 1)
     main = np.full(len(edges_s) - 1, KINDS.index("other"))
-    for index in range(len(KINDS)):
+    for index in (number for number, kind in enumerate(KINDS) if kind != "wait"):
         spent = np.zeros(len(best))
         for track in tracks:
             rows = track.kind == index

@@ -70,7 +70,7 @@ class OpenPage:
             self.page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
     def picture(self, name: str) -> None:
-        """Leaves a picture of the whole page."""
+        """Leaves a picture of the whole page; the window is resized for it, which may close a tooltip."""
         self.settle()
         self.page.screenshot(path=str(self._path.with_name(f"{name}.png")), full_page=True)
 

@@ -143,8 +143,9 @@ def test_merged_spans_say_how_many_they_are(open_page: Callable[..., Any]) -> No
 
     opened.page.mouse.move(*over(opened, "rank 0", 0.5))
 
+    tip = tip_of(opened)
     opened.picture("merged")
-    assert "spans, busy 50%" in tip_of(opened)
+    assert "spans, busy 50%" in tip
 
 
 def test_hovering_shows_the_exact_figures_of_a_span(open_page: Callable[..., Any]) -> None:
@@ -152,8 +153,8 @@ def test_hovering_shows_the_exact_figures_of_a_span(open_page: Callable[..., Any
 
     opened.page.mouse.move(*over(opened, "rank 0", 0.5))
 
-    opened.picture("tooltip")
     tip = tip_of(opened)
+    opened.picture("tooltip")
     assert tip.startswith("copy: block <b>7</b>")
     for figure in (
         "rank 0",
@@ -313,8 +314,9 @@ def test_a_nasty_name_is_only_a_name(open_page: Callable[..., Any], name: str) -
 
     opened.page.mouse.move(*over(opened, name, 0.5))
 
+    tip = tip_of(opened)
     opened.picture("nasty")
-    assert name in tip_of(opened)
+    assert name in tip
     assert opened.page.title() == f"{name}: load"
     assert opened.page.locator("img").count() == 0
     assert opened.troubles == []

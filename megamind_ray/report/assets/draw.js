@@ -75,6 +75,11 @@ function drawAxis(context, view, size, colours, bound, left) {
   }
 }
 
+// Merged spans are the paler the less of their time was busy; waiting is no work, and recedes.
+function strengthOf(track, index, kind) {
+  return (kind === "wait" ? 0.35 : 1) * (track.busy ? 0.3 + 0.7 * track.busy[index] : 1);
+}
+
 function drawSpans(context, track, band, view, width, paint) {
   const lanes = Math.max(1, track.lanes);
   const gap = band.height / lanes >= 6 ? 1 : 0;
@@ -85,13 +90,13 @@ function drawSpans(context, track, band, view, width, paint) {
     const x = Math.max(-2, xOf(track.begin[index], view, width));
     const wide = Math.min(width + 2, xOf(track.end[index], view, width)) - x;
     const y = band.y - paint.scroll + track.lane[index] * height;
-    context.globalAlpha = track.busy ? 0.3 + 0.7 * track.busy[index] : 1;
+    context.globalAlpha = strengthOf(track, index, kind);
     context.fillStyle = paint.colours[kind];
     // A gap between neighbours, where there is room for one; what is shorter than a pixel is still there.
     context.fillRect(x, y, wide > 3 ? wide - 1 : Math.max(0.7, wide), height - gap);
     context.globalAlpha = 1;
     // Words on a pale bar would be hard to read.
-    if (wide > 54 && height >= 13 && !track.busy) drawInside(context, track, index, x, y, wide, height - gap, paint);
+    if (wide > 54 && height >= 13 && !track.busy && kind !== "wait") drawInside(context, track, index, x, y, wide, height - gap, paint);
   }
 }
 
@@ -129,7 +134,7 @@ function drawStrips(context, timeline, tracks, band, view, width, paint) {
       const kind = paint.kinds[track.kind[index]];
       if (track.end[index] < view.begin || paint.hidden.has(kind)) continue;
       const x = Math.max(-2, xOf(track.begin[index], view, width));
-      context.globalAlpha = track.busy ? 0.3 + 0.7 * track.busy[index] : 1;
+      context.globalAlpha = strengthOf(track, index, kind);
       context.fillStyle = paint.colours[kind];
       context.fillRect(x, y, Math.max(0.7, Math.min(width + 2, xOf(track.end[index], view, width)) - x), height);
     }

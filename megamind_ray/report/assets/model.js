@@ -4,6 +4,7 @@
 const HEAD = 26;
 const BAND_GAP = 3;
 const LANE = 8;
+const THIN_LANE = 5; // where there are many tracks
 
 function decode(data) {
   for (const timeline of data.timelines) {
@@ -42,7 +43,10 @@ function layRows(data, shown, open) {
     add({ shape: "head", label: section.title, section: index, note: noteOf(section) }, []);
     if (section.shape === "spans") {
       if (open[index]) {
-        for (const track of section.rows) add({ shape: "spans", label: data.tracks[track], track }, bandsOf(shown, track));
+        const lane = section.rows.length > 4 ? THIN_LANE : LANE;
+        for (const track of section.rows) {
+          add({ shape: "spans", label: data.tracks[track], track }, bandsOf(shown, track, lane));
+        }
       } else {
         const height = Math.max(18, Math.min(96, section.rows.length * 3));
         add(
@@ -69,10 +73,10 @@ function layRows(data, shown, open) {
   }
 }
 
-function bandsOf(shown, track) {
+function bandsOf(shown, track, lane) {
   return shown.map((timeline) => {
     const lanes = timeline.byTrack.get(track)?.lanes ?? 0;
-    return [timeline, Math.max(16, Math.min(80, lanes * LANE))];
+    return [timeline, Math.max(16, Math.min(10 * lane, lanes * lane))];
   });
 }
 

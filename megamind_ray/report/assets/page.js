@@ -350,7 +350,8 @@
   function linesOfLegend() {
     if (!data.curves.length) return [];
     const lines = shown.map((timeline, index) => [timeline.title, index ? "stroke dashed" : "stroke"]);
-    return [...lines, ["limit", "stroke limit"]].map(([title, shape]) => {
+    if (shown.some((timeline) => timeline.curves.some((curve) => curve.limit !== null))) lines.push(["limit", "stroke limit"]);
+    return lines.map(([title, shape]) => {
       const node = textNode("span", "");
       const line = document.createElement("i");
       line.className = shape;

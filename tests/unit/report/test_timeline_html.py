@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from megamind_ray.core.timeline import Span, Timeline
+from megamind_ray.core.timeline import Mark, Sample, Span, Timeline
 from megamind_ray.report.timeline_html import render
 from megamind_ray.testing.timelines import MadeUpLoad, made_up_load
 from megamind_ray.units import MIB
@@ -204,6 +204,24 @@ def test_a_fault_that_both_have_is_one_mark(load: MadeUpLoad) -> None:
     marks = data_of(render(load.report, [load.timeline]))["timelines"][0]["marks"]
 
     assert [mark["kind"] for mark in marks] == ["chunk_retried", *["rank_done"] * 4]
+
+
+def test_the_axis_reaches_to_what_happened_last(load: MadeUpLoad) -> None:
+    timeline = Timeline.of("measured", [], marks=[Mark(at_s=2.5, kind="load_failed", text="storage is gone")])
+
+    assert data_of(render(load.report, [timeline]))["end"] == 2_500_000
+
+
+def test_cards_and_what_goes_between_nodes_are_not_added_up(load: MadeUpLoad) -> None:
+    samples = [Sample(series=f"bytes/s n{node}/network in", at_s=0, value=5e9) for node in range(2)]
+    timeline = Timeline.of("predicted", [], samples)
+
+    data = data_of(render(load.report, [load.timeline, timeline]))
+
+    titles = {
+        section["title"]: [data["curves"][row]["name"] for row in section["rows"]] for section in data["sections"]
+    }
+    assert titles["Throughput of network cards"] == ["n0/network in", "n1/network in"]
 
 
 def test_without_a_timeline_the_page_has_facts_and_tables(load: MadeUpLoad) -> None:

@@ -73,10 +73,10 @@ def test_an_amount_is_spread_evenly_over_its_time() -> None:
 
 
 def test_names_with_numbers_are_in_the_order_of_the_numbers() -> None:
-    names = ["rank 10", "rank 9", "n2/wire", "n10/wire", "n" + "9" * 5000]
+    names = ["rank 10", "rank 9", "n2-1/wire", "n2/wire", "n10/wire", "n" + "9" * 5000]
 
-    assert sorted(names, key=natural_key)[:3] == ["n2/wire", "n10/wire", "n" + "9" * 5000]
-    assert sorted(names, key=natural_key)[3:] == ["rank 9", "rank 10"]
+    assert sorted(names, key=natural_key)[:4] == ["n2/wire", "n2-1/wire", "n10/wire", "n" + "9" * 5000]
+    assert sorted(names, key=natural_key)[4:] == ["rank 9", "rank 10"]
 
 
 def test_tracks_are_in_the_order_in_which_bytes_pass() -> None:

@@ -47,6 +47,18 @@ def test_a_track_is_dark_where_it_was_busy() -> None:
     assert lines[1].endswith(" 50%")
 
 
+def test_waiting_is_not_being_busy() -> None:
+    spans = [
+        Span(track="rank 0", kind="wait", begin_s=0, end_s=8),
+        Span(track="rank 0", kind="copy", begin_s=8, end_s=10),
+    ]
+
+    lines = lines_of(Timeline.of("measured", spans))
+
+    assert set(plot_of(lines[1])[:60]) == {" "}
+    assert lines[1].endswith(" 20%")
+
+
 def test_a_moment_of_work_is_never_invisible() -> None:
     spans = [
         Span(track="rank 0", kind="copy", begin_s=5, end_s=5.001),
