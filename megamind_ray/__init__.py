@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from megamind_ray.api.cluster import Cluster, LoadedModel, connect, down
     from megamind_ray.api.local import inspect, load_file, load_into, load_state_dict
     from megamind_ray.api.plan import plan
+    from megamind_ray.api.simulate import simulate
     from megamind_ray.config import Config, load_config
     from megamind_ray.core.manifest import Manifest
     from megamind_ray.core.parallel import (
@@ -74,6 +75,7 @@ __all__ = [
     "load_into",
     "load_state_dict",
     "plan",
+    "simulate",
 ]
 
 _HOMES = {
@@ -81,6 +83,7 @@ _HOMES = {
     "megamind_ray.api.cluster": ("Cluster", "LoadedModel", "connect", "down"),
     "megamind_ray.api.local": ("inspect", "load_file", "load_into", "load_state_dict"),
     "megamind_ray.api.plan": ("plan",),
+    "megamind_ray.api.simulate": ("simulate",),
     "megamind_ray.config": ("Config", "load_config"),
     "megamind_ray.core.manifest": ("Manifest",),
     "megamind_ray.core.parallel": (

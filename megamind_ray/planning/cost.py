@@ -1,4 +1,4 @@
-"""What moving bytes takes of which resource: the one cost model of routing, bounds and the simulator (docs/design/0015).
+"""What moving bytes takes of which resource: the cost model of routing, bounds and simulator (docs/design/0015).
 
 A **resource** is something with a rate that all work shares: a disk, a link, the memory or the processors of a node. A
 **step** is work on bytes: it takes some units of some resources for each byte, starts after a latency, and is never
@@ -15,7 +15,7 @@ from enum import StrEnum
 from megamind_ray.core.timeline import SpanKind
 from megamind_ray.core.topology import Node, Topology
 
-__all__ = ["CostModel", "Resource", "ResourceKind", "Step", "Uses"]
+__all__ = ["CostModel", "Resource", "ResourceKind", "Step", "Uses", "in_sequence"]
 
 # Of disks and networks that the topology says nothing about, so that a plan for it can be compared with another one.
 _UNKNOWN_BYTES_PER_S = 1e9
@@ -26,6 +26,7 @@ class ResourceKind(StrEnum):
     """What a resource is; the value is its name for people."""
 
     STORAGE = "shared storage"
+    REQUESTS = "requests to shared storage"
     DISK = "disks"
     NIC_IN = "network in"
     NIC_OUT = "network out"
@@ -46,7 +47,7 @@ class Resource:
     Attributes:
         kind: What it is.
         where: Node, rack or GPU (``n0:3``); empty for shared storage.
-        capacity: Units per second: bytes, for processors seconds of work (the number of cores).
+        capacity: Units per second: bytes; of processors seconds of work (the number of cores); requests.
     """
 
     kind: ResourceKind
@@ -104,6 +105,8 @@ class CostModel:
         storage, wire = self.topology.storage, self.topology.links.wire_bytes_per_s
         if storage is not None:
             yield Resource(kind=ResourceKind.STORAGE, where="", capacity=storage.bytes_per_s)
+            if storage.requests_per_s is not None:
+                yield Resource(kind=ResourceKind.REQUESTS, where="", capacity=storage.requests_per_s)
         for rack in self.topology.racks:
             yield Resource(kind=ResourceKind.RACK_IN, where=rack.name, capacity=rack.uplink_bytes_per_s)
             yield Resource(kind=ResourceKind.RACK_OUT, where=rack.name, capacity=rack.uplink_bytes_per_s)
@@ -126,8 +129,13 @@ class CostModel:
                 where = f"{node.id}:{gpu.index}"
                 yield Resource(kind=ResourceKind.DEVICE, where=where, capacity=gpu.pcie_bytes_per_s)
 
-    def read(self, node: int) -> Step:
-        """Bytes of storage into host memory of a node: from its disks, or over its network from shared storage."""
+    def read(self, node: int, request_bytes: float = math.inf) -> Step:
+        """Bytes of storage into host memory of a node: from its disks, or over its network from shared storage.
+
+        Args:
+            node: Where.
+            request_bytes: Size of a request, where the storage answers so many in a second at most.
+        """
         at, storage = self.topology.nodes[node], self.topology.storage
         if at.disks and not self._remote:
             disk, memory = self._at(ResourceKind.DISK, at), self._at(ResourceKind.MEMORY, at)
@@ -141,6 +149,8 @@ class CostModel:
         if storage is None:
             return Step(kind="read", latency_s=_latency(at), uses=tuple(uses), cap_bytes_per_s=cap)
         uses.append((self._index[ResourceKind.STORAGE, ""], 1.0))
+        if storage.requests_per_s is not None:
+            uses.append((self._index[ResourceKind.REQUESTS, ""], 1 / request_bytes))
         cap = min(cap, storage.request_bytes_per_s or math.inf)
         return Step(kind="read", latency_s=storage.latency_s, uses=tuple(uses), cap_bytes_per_s=cap)
 
@@ -148,14 +158,17 @@ class CostModel:
         """A checksum over bytes in host memory."""
         return self._work(node, "verify", self.topology.nodes[node].host.checksum_bytes_per_s, memory=1.0)
 
-    def cut(self, node: int, run_bytes: float = math.inf) -> Step:
+    def cut(self, node: int, run_bytes: float = math.inf, *, packed: bool = False) -> Step:
         """Strided runs packed into a block, and summed.
 
         Args:
             node: Where.
             run_bytes: Mean length of a run.
+            packed: The block lies in its extent as it is, and is only summed.
         """
         host = self.topology.nodes[node].host
+        if packed:
+            return self._work(node, "cut", host.checksum_bytes_per_s, memory=1.0)
         rate = 1 / (1 / host.copy_bytes_per_s + 1 / host.checksum_bytes_per_s + host.run_s / run_bytes)
         return self._work(node, "cut", rate, memory=3.0)
 
@@ -190,12 +203,27 @@ class CostModel:
             rate = 1 / (1 / at.host.touch_bytes_per_s + 1 / at.host.checksum_bytes_per_s)
             step = self._work(node, "copy", rate, memory=3.0)
             return Step(kind="copy", latency_s=0.0, uses=(*step.uses, device), cap_bytes_per_s=rate)
-        uses = [device, (self._at(ResourceKind.MEMORY, at), 2.0)]
-        uses.append((self._at(ResourceKind.CPU, at), 1 / at.host.checksum_bytes_per_s))
+        cap = at.host.checksum_bytes_per_s
+        uses = (*self._to_device(node, gpu), (self._at(ResourceKind.CPU, at), 1 / cap))
+        return Step(kind="copy", latency_s=0.0, uses=uses, cap_bytes_per_s=cap)
+
+    def place(self, node: int, gpu: int) -> Step:
+        """Bytes that a rank read by itself into the arena of its GPU; they were checked as they were read."""
+        at = self.topology.nodes[node]
+        device = (self._index[ResourceKind.DEVICE, f"{at.id}:{at.gpus[gpu].index}"], 1.0)
+        if at.gpus[gpu].kind == "cpu":  # read in place: what is left is the first touch
+            step = self._work(node, "copy", at.host.touch_bytes_per_s, memory=1.0)
+            return Step(kind="copy", latency_s=0.0, uses=(*step.uses, device), cap_bytes_per_s=step.cap_bytes_per_s)
+        return Step(kind="copy", latency_s=0.0, uses=self._to_device(node, gpu))
+
+    def _to_device(self, node: int, gpu: int) -> Uses:
+        at = self.topology.nodes[node]
+        uses = [(self._index[ResourceKind.DEVICE, f"{at.id}:{at.gpus[gpu].index}"], 1.0)]
+        uses.append((self._at(ResourceKind.MEMORY, at), 2.0))
         for position, switch in enumerate(at.switches):
             if at.gpus[gpu].index in switch.gpus:
                 uses.append((self._index[ResourceKind.SWITCH, f"{at.id}/{position}"], 1.0))
-        return Step(kind="copy", latency_s=0.0, uses=tuple(uses), cap_bytes_per_s=at.host.checksum_bytes_per_s)
+        return tuple(uses)
 
     def _work(self, node: int, kind: SpanKind, rate: float, *, memory: float, latency_s: float = 0.0) -> Step:
         at = self.topology.nodes[node]
@@ -204,6 +232,21 @@ class CostModel:
 
     def _at(self, kind: ResourceKind, node: Node) -> int:
         return self._index[kind, node.id]
+
+
+def in_sequence(*steps: Step) -> Step:
+    """Steps that one thread does one after the other with the same bytes, as one; its kind is that of the first."""
+    uses: dict[int, float] = {}
+    for step in steps:
+        for index, units in step.uses:
+            uses[index] = uses.get(index, 0.0) + units
+    slowness = sum(1 / step.cap_bytes_per_s for step in steps)
+    return Step(
+        kind=steps[0].kind,
+        latency_s=sum(step.latency_s for step in steps),
+        uses=tuple(uses.items()),
+        cap_bytes_per_s=1 / slowness if slowness else math.inf,
+    )
 
 
 def _latency(node: Node) -> float:

@@ -1,0 +1,191 @@
+"""A node agent in virtual time: reads its units, cuts and puts their blocks, takes in those of other nodes.
+
+The steps, and what waits for what, are those of ``actors.agent_load``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import ceil
+
+from megamind_ray.core.exchange import RELAY_BATCH
+from megamind_ray.core.ids import Generation, NodeId, Rank
+from megamind_ray.sim.clock import Steps, Task
+from megamind_ray.sim.faults import ExtentFault, Failure
+from megamind_ray.sim.pool import Consumer, Letter, Pool, PooledBlock
+from megamind_ray.sim.work import Block, Unit
+from megamind_ray.sim.world import World
+
+__all__ = ["Agent"]
+
+_ONLY = Generation(0)  # of agents; ranks have others
+
+
+class Agent:
+    """The agent of one node.
+
+    Args:
+        node: Its node.
+        world: What it works in.
+        credit_bytes: Bytes of blocks that may be in its pool at a time.
+        peers: Agents of all nodes of the load, itself included; filled by the caller.
+        faults: By unit, what fails on this node.
+
+    Attributes:
+        pool: Its pool.
+        failures: What it could not read, in order; the planner asks for it.
+        bytes_read: Of its own program.
+        bytes_again: Read once more.
+        waited_s: Seconds that its reading threads waited for credit.
+        reading_s: Seconds that its reading threads were busy.
+        relaying_s: Seconds of taking in blocks of other nodes, summed over those nodes.
+        num_relays: Nodes whose blocks it takes in.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        world: World,
+        *,
+        credit_bytes: int,
+        peers: Mapping[NodeId, Agent],
+        faults: Mapping[int, ExtentFault],
+    ) -> None:
+        self.node = node
+        self.pool = Pool(
+            node, credit_bytes, has_peers=len(world.work.nodes) > 1, clock=world.clock, max_samples=world.max_samples
+        )
+        self.failures: list[Failure] = []
+        self.bytes_read = self.bytes_again = self.num_relays = 0
+        self.waited_s = self.reading_s = self.relaying_s = 0.0
+        self._world = world
+        self._peers = peers
+        self._faults = dict(faults)
+        self._units = world.work.units_of.get(node, ())
+        self._own_blocks = {block.block for unit in self._units for block in unit.blocks}
+        self._failed: set[int] = set()
+        self._relaying: set[NodeId] = set()
+        self._requests = world.request_limit()
+
+    def start(self) -> None:
+        """Begins to read, and to relay from each node that has blocks for this one."""
+        for peer in self._world.work.relays.get(self.node, ()):
+            self.relay_from(peer)
+        self._read_all(self._units, None, again=False)
+
+    def read_again(self, units: Iterable[Unit], ranks: Collection[Rank]) -> None:
+        """Reads units for these ranks; what the node has still before it is left to that."""
+        fragment = [
+            unit
+            for unit in units
+            if any(not block.bytes_of.keys().isdisjoint(ranks) for block in unit.blocks)
+            and not self._is_pending(unit, ranks)
+        ]
+        self._read_all(fragment, frozenset(ranks), again=True)
+
+    def relay_from(self, peer: NodeId) -> None:
+        """Takes in blocks that another node has for ranks of this one, until the load ends."""
+        if peer not in self._relaying and peer in self._peers:
+            self._relaying.add(peer)
+            self.num_relays += 1
+            Task(self._relay(peer))
+
+    def _is_pending(self, unit: Unit, ranks: Collection[Rank]) -> bool:
+        """Whether its own program is still to publish all blocks of the unit that these ranks need."""
+        wanted = [block.block for block in unit.blocks if not block.bytes_of.keys().isdisjoint(ranks)]
+        return unit.unit not in self._failed and all(
+            block in self._own_blocks and not self.pool.was_published(block) for block in wanted
+        )
+
+    def _read_all(self, units: Sequence[Unit], ranks: frozenset[Rank] | None, *, again: bool) -> None:
+        queue = iter(units)
+        for _ in range(self._world.num_readers(len(units))):
+            Task(self._read_units(queue, ranks, again))
+
+    def _read_units(self, queue: Iterator[Unit], ranks: frozenset[Rank] | None, again: bool) -> Steps:
+        """One thread."""
+        for unit in queue:
+            yield from self._read_and_publish(unit, ranks, again)
+
+    def _read_and_publish(self, unit: Unit, ranks: frozenset[Rank] | None, again: bool) -> Steps:
+        takers = [(block, self._consumers(block, ranks)) for block in unit.blocks]
+        takers = [(block, consumers) for block, consumers in takers if consumers]
+        reserved = sum(block.nbytes for block, _ in takers)
+        clock = self._world.clock
+        begin_s = clock.now_s
+        yield from self.pool.reserve(reserved)
+        self.waited_s += clock.now_s - begin_s
+        begin_s = clock.now_s
+        fault = self._faults.pop(unit.unit, None)
+        if fault is not None:
+            yield clock.sleep(fault.after_s)
+            self.pool.give_back(reserved)
+            self._failed.add(unit.unit)
+            self.failures.append(Failure(unit.unit, self.node, fault))
+            return
+        yield from self._world.read(unit, self.node, self._requests, self._world.tracks[self.node].pool)
+        if again:
+            self.bytes_again += unit.nbytes
+        else:
+            self.bytes_read += unit.nbytes
+        yield from self._publish_all(unit, takers)
+        self.reading_s += clock.now_s - begin_s
+
+    def _publish_all(self, unit: Unit, takers: list[tuple[Block, list[tuple[Consumer, tuple[Rank, ...]]]]]) -> Steps:
+        world = self._world
+        begin_s, cut_s, nbytes, width = world.clock.now_s, 0.0, 0, world.width(unit.parts)
+        for block, consumers in takers:
+            lane, latency_s = world.lane("cut", self.node, block.run_bytes, width=width)
+            yield world.clock.sleep(latency_s * block.parts / width)
+            flow_s = world.clock.now_s
+            yield world.fluid.flow(lane, block.nbytes)
+            cut_s += (world.clock.now_s - flow_s) * world.cut_share(self.node, block.run_bytes)
+            nbytes += block.nbytes
+            self.pool.publish(PooledBlock(block, block.nbytes, "read"), consumers)
+        # Blocks are cut and put in turns; one span of each is what a reader of the timeline wants to see.
+        middle_s, track = begin_s + cut_s, world.tracks[self.node].pool
+        world.recorder.span(track, "cut", begin_s, middle_s, nbytes, unit.first_extent)
+        world.recorder.span(track, "put", middle_s, world.clock.now_s, nbytes, unit.first_extent)
+
+    def _consumers(self, block: Block, ranks: frozenset[Rank] | None) -> list[tuple[Consumer, tuple[Rank, ...]]]:
+        """Who takes a block: local ranks one by one, others by their node."""
+        homes = self._world.work.node_of_rank
+        by_consumer: dict[Consumer, tuple[Rank, ...]] = {}
+        for rank in block.bytes_of:
+            if ranks is None or rank in ranks:
+                home = homes[rank]
+                consumer: Consumer = rank if home == self.node else home
+                by_consumer[consumer] = (*by_consumer.get(consumer, ()), rank)
+        return list(by_consumer.items())
+
+    def _relay(self, peer: NodeId) -> Steps:
+        world, pool = self._world, self._peers[peer].pool
+        call_s, batch = world.host(peer).call_s, RELAY_BATCH * world.work.parts
+        acked: list[Letter] = []
+        while True:
+            yield world.clock.sleep(call_s / 2)
+            pool.acknowledge(self.node, _ONLY, acked)
+            acked = []
+            yield from pool.collect(self.node, _ONLY, batch, acked)
+            num_calls = ceil(sum(letter.entry.block.parts for letter in acked) / RELAY_BATCH)
+            yield world.clock.sleep(call_s * (num_calls - 0.5))
+            for letter in acked:
+                yield from self._take_in(peer, letter)
+
+    def _take_in(self, peer: NodeId, letter: Letter) -> Steps:
+        """Puts a replica of another node's block into this node's pool."""
+        world, block, nbytes = self._world, letter.entry.block, letter.entry.nbytes
+        clock = world.clock
+        yield from self.pool.reserve(nbytes, "relay")
+        begin_s = clock.now_s
+        lane, latency_s = world.lane("wire", peer, self.node)
+        yield clock.sleep(latency_s * block.parts)
+        yield world.fluid.flow(lane, nbytes)
+        there_s = clock.now_s
+        world.recorder.span(world.tracks[self.node].wire, "wire", begin_s, there_s, nbytes)
+        lane, latency_s = world.lane("put", self.node)
+        yield clock.sleep(latency_s * block.parts)
+        yield world.fluid.flow(lane, nbytes)
+        world.recorder.span(world.tracks[self.node].pool, "put", there_s, clock.now_s, nbytes)
+        self.pool.publish(PooledBlock(block, nbytes, "relay"), [(rank, (rank,)) for rank in letter.ranks])
+        self.relaying_s += clock.now_s - begin_s
