@@ -140,8 +140,8 @@ class FleetClient:
             if on_record is not None:
                 try:
                     self._hand_over(ticket, on_record, None)
-                except MegamindError as incomplete:  # the load's own error is what the caller is to see
-                    error.add_note(f"its record is not complete: {incomplete.message}")
+                except Exception as incomplete:  # noqa: BLE001 - the load's own error is what the caller is to see
+                    error.add_note(f"its record is not complete: {incomplete}")
             raise
         if on_record is not None:
             try:

@@ -1,4 +1,4 @@
-"""Where the record of a load is written: a folder with its report, its timeline and its events."""
+"""Where the record of a load is written: a folder with its report, timeline and events, and pictures of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Final
 from megamind_ray.core.recording import LoadRecord
 from megamind_ray.core.report import LoadReport
 from megamind_ray.errors import MegamindError, RequestError
+from megamind_ray.report.timeline_html import render
+from megamind_ray.report.trace import perfetto
 
 __all__ = ["EVENTS_FILE", "new_folder", "write_record"]
 
 REPORT_FILE: Final = "report.json"
 TIMELINE_FILE: Final = "timeline.json"
 EVENTS_FILE: Final = "events.jsonl"
+TRACE_FILE: Final = "trace.json"
+PAGE_FILE: Final = "timeline.html"
 
 
 def new_folder(path: str | os.PathLike[str]) -> Path:
@@ -40,24 +44,29 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def write_record(folder: Path, record: LoadRecord, report: LoadReport | None) -> None:
-    """Writes ``report.json``, ``timeline.json`` and ``events.jsonl``, those of them that there are.
+    """Writes what there is of ``report.json``, ``timeline.json``, ``events.jsonl``, ``trace.json``, ``timeline.html``.
 
     Args:
         folder: Where, see ``new_folder``.
         record: What was recorded.
-        report: Of the load; None where it failed.
+        report: Of the load; None where it failed: then there is no page either.
 
     Raises:
         MegamindError: The folder cannot be written to.
     """
-    texts = {TIMELINE_FILE: json.dumps(record.timeline.to_json()) + "\n"}
     if report is not None:
-        texts[REPORT_FILE] = json.dumps(report.to_json(), indent=2) + "\n"
+        _write(folder / REPORT_FILE, json.dumps(report.to_json(), indent=2) + "\n")
+    _write(folder / TIMELINE_FILE, json.dumps(record.timeline.to_json()) + "\n")
+    name = "" if record.events is None else record.events.load
     if record.events is not None:
-        texts[EVENTS_FILE] = record.events.to_jsonl()
-    for name, text in texts.items():
-        path = folder / name
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise MegamindError(f"record {path}: cannot be written ({error.strerror})") from error
+        _write(folder / EVENTS_FILE, record.events.to_jsonl())
+    _write(folder / TRACE_FILE, json.dumps(perfetto(record.timeline, name=name)) + "\n")
+    if report is not None:
+        _write(folder / PAGE_FILE, render(report, [record.timeline]))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MegamindError(f"record {path}: cannot be written ({error.strerror})") from error

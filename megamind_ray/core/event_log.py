@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Final, Self, TypeVar, get_args, get_type_hints
+
+import numpy as np
 
 from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
@@ -26,7 +27,9 @@ from megamind_ray.errors import (
 __all__ = ["SCHEMA", "Difference", "EventLog", "LogEntry", "as_document", "check", "replay"]
 
 SCHEMA: Final = "megamind.events/1"
-_MAX_RANKS: Final = 1 << 20  # a damaged number must not ask for all memory
+# A damaged number must not ask for all memory, nor be too long to print.
+_MAX_RANKS: Final = 1 << 20
+_MAX_INTEGER: Final = (1 << 63) - 1
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -151,7 +154,7 @@ def as_document(value: object) -> Any:
     """An entry, an event, an instruction or several of them as plain JSON values."""
     if isinstance(value, MegamindError):
         cls = next(cls for cls in type(value).__mro__ if cls in _ERROR_FIELDS)
-        known = {name: getattr(value, name) for name in _ERROR_FIELDS[cls]}
+        known = {name: as_document(getattr(value, name)) for name in _ERROR_FIELDS[cls]}
         return {"type": cls.__name__, "message": value.message, **known}
     if isinstance(value, LogEntry):
         said = as_document(value.instructions)
@@ -161,6 +164,8 @@ def as_document(value: object) -> Any:
         return content if isinstance(value, Fault) else {"type": type(value).__name__, **content}
     if isinstance(value, tuple):
         return [as_document(item) for item in value]
+    if isinstance(value, np.integer):
+        return int(value)  # a size that was computed with numpy
     return value
 
 
@@ -275,14 +280,20 @@ def _text(value: Any) -> str:
     return value
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+def _integer(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > _MAX_INTEGER:
         raise _wrong(value, "a whole number")
     return value
 
 
+def _count(value: Any) -> int:
+    if _integer(value) < 0:
+        raise _wrong(value, "a number of something")
+    return int(value)
+
+
 def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _MAX_INTEGER:
         raise _wrong(value, "a number")
     return float(value)
 
@@ -322,14 +333,14 @@ def _optional(read: Callable[[Any], Value]) -> Callable[[Any], Value | None]:
 _EVENTS: Final[Mapping[str, type]] = {kind.__name__: kind for kind in get_args(ev.Event)}
 _INSTRUCTIONS: Final[Mapping[str, type]] = {kind.__name__: kind for kind in get_args(ins.Instruction)}
 _ERROR_FIELDS: Final[Mapping[type[MegamindError], Mapping[str, Callable[[Any], Any]]]] = {
-    CapacityError: {"where": _text, "needed_bytes": _count, "free_bytes": _count},
+    CapacityError: {"where": _text, "needed_bytes": _integer, "free_bytes": _integer},
     IntegrityError: {
         "file": _text,
         "tensor": _optional(_text),
-        "begin": _optional(_count),
-        "end": _optional(_count),
+        "begin": _optional(_integer),
+        "end": _optional(_integer),
     },
-    SourceError: {"file": _text, "attempts": _count},
+    SourceError: {"file": _text, "attempts": _integer},
     RequestError: {},
     ClusterError: {},
     MegamindError: {},

@@ -20,6 +20,7 @@ from megamind_ray.testing.checkpoints import llama_checkpoint
 from megamind_ray.testing.range_server import RangeServer
 
 BOUND_S = 90.0
+FILES = {"report.json", "timeline.json", "events.jsonl", "trace.json", "timeline.html"}
 SMALL_CHUNKS: dict[str, dict[str, object]] = {"io": {"chunk_bytes": 128 * 1024, "extent_bytes": 256 * 1024}}
 
 
@@ -77,6 +78,7 @@ def test_the_record_of_a_clean_load_has_every_byte_once(
         model.unload()
     report, timeline, log = model.report, read_timeline(record), read_log(record)
 
+    assert {path.name for path in record.iterdir()} == FILES
     assert mm.LoadReport.from_json(json.loads((record / "report.json").read_text())) == report
     assert total(timeline, "read") == report.bytes_from_storage == report.bytes_total
     assert total(timeline, "copy") == report.bytes_to_device

@@ -112,6 +112,13 @@ def test_options_reach_the_cluster(megamind: Any, cluster: FakeCluster) -> None:
     assert cluster.connected["device_memory"] == "70GiB"
 
 
+def test_the_folder_of_the_record_reaches_the_cluster(megamind: Any, cluster: FakeCluster, tmp_path: Path) -> None:
+    result = megamind("load", "x", "--record", tmp_path / "new")
+
+    assert cluster.loaded["record"] == tmp_path / "new"
+    assert f"record written to {tmp_path / 'new'}" in result.stdout
+
+
 def test_a_load_lives_as_long_as_its_command_by_default(megamind: Any, cluster: FakeCluster) -> None:
     megamind("load", "x")
 

@@ -14,6 +14,7 @@ from megamind_ray.core import events as ev
 from megamind_ray.core.event_log import EventLog, LogEntry
 from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadFacts, LoadMachine
+from megamind_ray.core.recorder import Recorded, SpanRow
 from megamind_ray.core.recording import LoadRecord, RawRecord
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.timeline import Timeline
@@ -124,8 +125,9 @@ def test_what_is_no_log_is_a_wrong_request(megamind: Any, tmp_path: Path, conten
     assert text in result.document["error"]["message"]
 
 
-def test_a_record_is_a_report_a_timeline_and_the_events(tmp_path: Path, log: EventLog) -> None:
-    report = LoadReport(
+@pytest.fixture
+def report() -> LoadReport:
+    return LoadReport(
         model="tiny",
         uri="/tiny",
         parallel={"tp": 1},
@@ -139,7 +141,13 @@ def test_a_record_is_a_report_a_timeline_and_the_events(tmp_path: Path, log: Eve
         ranks=(),
         verified="transit",
     )
-    record: LoadRecord = RawRecord(events=log).assembled()
+
+
+def test_a_record_is_a_report_a_timeline_the_events_and_two_pictures(
+    tmp_path: Path, log: EventLog, report: LoadReport
+) -> None:
+    copy: SpanRow = ("rank 0", "copy", 0.5, 1.5, 8, "block 0")
+    record: LoadRecord = RawRecord(parts=(Recorded(spans=(copy,)),), events=log).assembled()
     folder = new_folder(tmp_path / "a" / "b")
 
     write_record(folder, record, report)
@@ -148,6 +156,14 @@ def test_a_record_is_a_report_a_timeline_and_the_events(tmp_path: Path, log: Eve
     timeline = Timeline.from_json(json.loads((folder / "timeline.json").read_text()))
     assert timeline.to_json() == record.timeline.to_json()
     assert EventLog.from_jsonl((folder / "events.jsonl").read_text()).to_jsonl() == log.to_jsonl()
+    trace = json.loads((folder / "trace.json").read_text())
+    assert "block 0" in json.dumps(trace["traceEvents"])
+    assert trace["otherData"]["name"] == "tiny#1"
+    assert "rank 0" in (folder / "timeline.html").read_text()
+
+
+def test_a_load_that_failed_has_neither_report_nor_page(folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} == {"timeline.json", "events.jsonl", "trace.json"}
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,6 +177,16 @@ def test_a_replay_gives_the_instructions_that_were_recorded(log: EventLog) -> No
     assert check(again) is None
 
 
+def test_sizes_that_were_computed_with_numpy_are_written_too() -> None:
+    error = CapacityError("full", where="pool", needed_bytes=np.int64(3), free_bytes=np.int64(-1))  # type: ignore[arg-type]
+    log = recorded(ev.LoadStarted(), ev.AgentFailed(node=NodeId("a"), error=error))
+
+    (_, entry) = EventLog.from_jsonl(log.to_jsonl()).entries
+
+    assert isinstance(entry.event, ev.AgentFailed)
+    assert vars(entry.event.error) == {"message": "full", "where": "pool", "needed_bytes": 3, "free_bytes": -1}
+
+
 @given(ENTRIES)
 def test_a_log_that_a_machine_made_is_replayed_exactly(entries: list[LogEntry]) -> None:
     log = recorded(ev.LoadStarted(), *(entry.event for entry in entries))
@@ -227,7 +238,10 @@ def edited(log: EventLog, line: int, edit: Callable[[dict[str, Any]], object]) -
         (3, lambda it: it["event"].update(type="WorkerFound"), "type 'WorkerFound' is not known"),
         (3, lambda it: it["event"].update(rank=2), "rank 2 is not among"),
         (3, lambda it: it["event"].update(rank=True), "True stands where a whole number should"),
-        (3, lambda it: it["event"].update(rank=-1), "-1 stands where a whole number should"),
+        (3, lambda it: it["event"].update(rank=-1), "-1 stands where a number of something should"),
+        (3, lambda it: it["event"].update(generation=10**400), "stands where a whole number should"),
+        (3, lambda it: it.update(at_s=10**400), "stands where a number should"),
+        (3, lambda it: it.update(at_s=None), "None stands where a number should"),
         (3, lambda it: it["event"].pop("reason"), "'reason' is missing"),
         (3, lambda it: it.update(at_s="now"), "'now' stands where a number should"),
         (3, lambda it: it["instructions"][0]["fault"].update(where=None), "None stands where text should"),
