@@ -57,22 +57,15 @@ def plan(
         IntegrityError: A header is wrong.
     """
     from megamind_ray.api.shapes import open_planned
-    from megamind_ray.integrations.transformers import fallback_rules
-    from megamind_ray.planning import build_demands, build_plan, resolve_topology
+    from megamind_ray.api.whatif import Case, Study
+    from megamind_ray.planning import resolve_topology
 
     settings = load_config(profile=False) if config is None else config
     mesh = parallel or Parallel()
     hardware = nominal_topology(mesh.world) if topology is None else resolve_topology(topology)
     manifest = open_planned(uri, shapes=shapes, weights=weights, sidecar=sidecar, config=settings)
-    demands = build_demands(
-        manifest,
-        mesh,
-        rules=rules,
-        fallback_rules=fallback_rules,
-        max_replicated_share=settings.plan.max_replicated_share,
-        allow_replication=allow_replication,
-    )
-    return build_plan(manifest, demands, hardware, config=settings, keep=keep)
+    study = Study(manifest, rules=rules, allow_replication=allow_replication)
+    return study.plan(Case(label=str(mesh), parallel=mesh, topology=hardware, config=settings, keep=keep))
 
 
 def nominal_topology(num_gpus: int) -> Topology:

@@ -5,6 +5,7 @@ variables (``MEGAMIND_IO_CHUNK_BYTES`` is ``io.chunk_bytes``), arguments.
 """
 
 from megamind_ray.config.environment import AwsEnvironment, aws_environment, hub_cache_path, ray_address
+from megamind_ray.config.layers import overridden
 from megamind_ray.config.lookup import load_config, setting_origins
 from megamind_ray.config.profiles import ProfileState, ProfileStatus, find_profile, profile_path, this_machine
 from megamind_ray.config.sections import (
@@ -38,6 +39,7 @@ __all__ = [
     "find_profile",
     "hub_cache_path",
     "load_config",
+    "overridden",
     "profile_path",
     "ray_address",
     "setting_origins",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_origin, get_type_hints
 
 from megamind_ray.config.sections import Config
 from megamind_ray.errors import RequestError
 from megamind_ray.units import parse_bytes
 
-__all__ = ["Layer", "build"]
+__all__ = ["Layer", "build", "overridden"]
 
 Layer = tuple[str, Mapping[str, Mapping[str, object]]]
 """Where values come from, and the values by section and field."""
@@ -28,6 +29,23 @@ def build(layers: Sequence[Layer]) -> Config:
         _merge(values, layer, origin)
     sections = get_type_hints(Config)
     return Config(**{name: sections[name](**fields) for name, fields in values.items()})
+
+
+def overridden(config: Config, values: Mapping[str, Mapping[str, object]], origin: str) -> Config:
+    """A configuration with some settings changed.
+
+    Args:
+        config: The others.
+        values: By section and field; texts are converted, as those of the environment are.
+        origin: Where they come from, for messages.
+
+    Raises:
+        RequestError: A key that is not known, or a value that is not allowed.
+    """
+    merged: dict[str, dict[str, object]] = {}
+    _merge(merged, values, origin)
+    sections = {name: replace(getattr(config, name), **fields) for name, fields in merged.items()}
+    return replace(config, **sections)
 
 
 def _merge(values: dict[str, dict[str, object]], new: Mapping[str, Mapping[str, object]], origin: str) -> None:

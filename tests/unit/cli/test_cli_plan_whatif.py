@@ -1,0 +1,99 @@
+"""`megamind plan` beyond one plan: predictions, other layouts beside it, what overflows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LLAMA = ("plan", "llama-3-8b", "--shapes", "--tp", "4", "--topology", "4x-rtx-4090")
+LARGE = ("plan", "llama-3-70b", "--shapes", "--tp", "4", "--topology", "4x-rtx-4090")
+
+
+def test_hardware_with_rates_gives_a_prediction(megamind: Any) -> None:
+    document = megamind(*LLAMA, "--json").document
+
+    report = document["predicted"]
+    assert report["kind"] == "simulation"
+    assert report["seconds"]["total"] >= report["lower_bound_s"] > 0
+    assert report["bottleneck"]
+    assert len(report["ranks"]) == 4
+
+
+def test_people_see_the_time_and_a_timeline(megamind: Any) -> None:
+    result = megamind(*LLAMA)
+
+    assert result.code == 0, result.stderr
+    assert "predicted: " in result.stdout
+    assert "bottleneck: " in result.stdout
+    assert "n0/storage" in result.stdout
+
+
+def test_nothing_is_predicted_where_nothing_is_known(megamind: Any, checkpoint: Path) -> None:
+    assert "predicted" not in megamind("plan", checkpoint, "--json").document
+    assert "predicted" not in megamind(*LLAMA, "--no-predict", "--json").document
+
+
+def test_a_prediction_is_recorded(megamind: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "record"
+
+    result = megamind(*LLAMA, "--record", folder)
+
+    assert result.code == 0, result.stderr
+    assert json.loads((folder / "report.json").read_text())["kind"] == "simulation"
+    assert (folder / "timeline.html").read_text().startswith("<!doctype html>")
+    assert "traceEvents" in json.loads((folder / "trace.json").read_text())
+    assert megamind("replay", folder).code == 0
+
+
+def test_cases_stand_beside_the_plan_itself(megamind: Any) -> None:
+    document = megamind(*LLAMA, "--compare", "tp=2,pp=2", "--compare", "dp=8", "--json").document
+
+    assert document["schema"] == "megamind.comparison/1"
+    assert [case["case"] for case in document["cases"]] == ["tp=4", "tp=2,pp=2", "dp=8"]
+    assert [case["fits"] for case in document["cases"]] == [True, True, False]
+    assert "needs 32 GPUs" in document["cases"][2]["problem"]
+    assert document["best"] in ("tp=4", "tp=2,pp=2")
+
+
+def test_a_sweep_marks_the_fastest(megamind: Any) -> None:
+    result = megamind("plan", "llama-3-8b", "--shapes", "--topology", "4x-rtx-4090", "--sweep", "tp")
+
+    assert result.code == 0, result.stderr
+    assert result.stdout.count(" *") == 1
+    assert all(f"tp={tp}" in result.stdout for tp in (1, 2, 4))
+
+
+def test_what_is_too_large_says_what_stays_in_host_memory(megamind: Any) -> None:
+    refused = megamind(*LARGE)
+    document = megamind(*LARGE, "--offload", "--json").document
+
+    assert refused.code == 2
+    assert "CapacityError" in refused.stderr
+    assert document["host_bytes"] == sum(rank["host_bytes"] for rank in document["ranks"])
+    assert document["pass_s"] > 0
+    assert all(rank["device_bytes"] + rank["slot_bytes"] <= 22 << 30 for rank in document["ranks"])
+
+
+def test_a_layout_that_cannot_work_names_the_nearest_one_that_does(megamind: Any) -> None:
+    result = megamind("plan", "llama-3-8b", "--shapes", "--tp", "3", "--topology", "4x-rtx-4090")
+
+    assert result.code == 2
+    assert "The nearest layout that works on this hardware: tp=" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--compare", "tp=2", "--offload"),
+        ("--sweep", "tp", "--save", "there"),
+        ("--offload", "--explain", "lm_head.weight"),
+    ],
+)
+def test_two_questions_at_once_are_refused(megamind: Any, options: tuple[str, ...]) -> None:
+    result = megamind(*LLAMA, *options)
+
+    assert result.code == 2
+    assert "one of them at a time" in result.stderr
