@@ -133,19 +133,20 @@ class Agent:
 
     def _publish_all(self, unit: Unit, takers: list[tuple[Block, list[tuple[Consumer, tuple[Rank, ...]]]]]) -> Steps:
         world = self._world
-        begin_s, cut_s, nbytes, width = world.clock.now_s, 0.0, 0, world.width(unit.parts)
+        begin_s, cut_s, nbytes = world.clock.now_s, 0.0, 0
+        width, put_s = world.width(unit), world.lane("put", self.node)[1]
         for block, consumers in takers:
-            lane, latency_s = world.lane("cut", self.node, block.run_bytes, width=width)
-            yield world.clock.sleep(latency_s * block.parts / width)
-            flow_s = world.clock.now_s
-            yield world.fluid.flow(lane, block.nbytes)
-            cut_s += (world.clock.now_s - flow_s) * world.cut_share(self.node, block.run_bytes)
+            yield world.clock.sleep(put_s * block.parts / width)
+            for run_bytes, size in block.cuts:
+                flow_s = world.clock.now_s
+                yield world.fluid.flow(world.lane("cut", self.node, run_bytes, width=width)[0], size)
+                cut_s += (world.clock.now_s - flow_s) * world.cut_share(self.node, run_bytes)
             nbytes += block.nbytes
             self.pool.publish(PooledBlock(block, block.nbytes, "read"), consumers)
         # Blocks are cut and put in turns; one span of each is what a reader of the timeline wants to see.
         middle_s, track = begin_s + cut_s, world.tracks[self.node].pool
-        world.recorder.span(track, "cut", begin_s, middle_s, nbytes, unit.first_extent)
-        world.recorder.span(track, "put", middle_s, world.clock.now_s, nbytes, unit.first_extent)
+        world.recorder.span(track, "cut", begin_s, middle_s, nbytes, unit.extent)
+        world.recorder.span(track, "put", middle_s, world.clock.now_s, nbytes, unit.extent)
 
     def _consumers(self, block: Block, ranks: frozenset[Rank] | None) -> list[tuple[Consumer, tuple[Rank, ...]]]:
         """Who takes a block: local ranks one by one, others by their node."""

@@ -16,7 +16,7 @@ from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
 from megamind_ray.core.event_log import LogEntry
 from megamind_ray.core.exchange import PLANNER_LOOK_S
-from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
+from megamind_ray.core.ids import Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadMachine, LoadState
 from megamind_ray.core.report import Fault
 from megamind_ray.core.timeline import Mark
@@ -138,7 +138,7 @@ class Driver:
             yield clock.sleep(self._call_s)
             self.agents[home].relay_from(instruction.node)
         yield clock.sleep(self._call_s)
-        units = [work.units[extent] for extent in instruction.extents]
+        units = [work.unit(extent) for extent in instruction.extents]
         self.agents[instruction.node].read_again(units, instruction.ranks)
 
     def _collect(self) -> Steps:
@@ -199,7 +199,10 @@ class Driver:
             error = SourceError(what, file=f"extent {failure.fault.extent}")
             self._events.append(
                 ev.ExtentFailed(
-                    extent=ExtentId(failure.unit), node=failure.node, error=error, retryable=failure.fault.retryable
+                    extent=self._world.work.units[failure.unit].extent,
+                    node=failure.node,
+                    error=error,
+                    retryable=failure.fault.retryable,
                 )
             )
         self._heard[who] = len(failures)

@@ -22,7 +22,8 @@ from megamind_ray.sim.driver import Driver, run_driver
 from megamind_ray.sim.faults import ExtentFault, WorkerLoss
 from megamind_ray.sim.needs import plan_bound
 from megamind_ray.sim.outcome import Outcome, build_report, build_timeline
-from megamind_ray.sim.work import Work, cut_work
+from megamind_ray.sim.plan_work import cut_work
+from megamind_ray.sim.work import Work
 from megamind_ray.sim.world import Place, World
 
 __all__ = ["MAX_FLOWS", "Simulation", "simulate_plan"]

@@ -37,7 +37,8 @@ def _count(unit: Unit, work: Work, nbytes: defaultdict[_Key, int], *, is_referen
         if unit.rank is not None:
             nbytes["place", unit.rank] += block.nbytes
             continue
-        nbytes["cut", unit.node, block.run_bytes] += block.nbytes
+        for run_bytes, size in block.cuts:
+            nbytes["cut", unit.node, run_bytes] += size
         for rank, size in block.bytes_of.items():
             nbytes["copy", rank] += size
         for node in {work.node_of_rank[rank] for rank in block.bytes_of} - {unit.node}:

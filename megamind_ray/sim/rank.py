@@ -150,14 +150,14 @@ class RankRun:
         self.bytes_read += unit.nbytes
         read_s = clock.now_s
         nbytes = sum(block.nbytes for block in unit.blocks if block.block in self._missing)
-        lane, _ = world.lane("place", self.rank, width=world.width(unit.parts))
+        lane, _ = world.lane("place", self.rank, width=world.width(unit))
         yield world.fluid.flow(lane, nbytes)
         self._arrived([block.block for block in unit.blocks])
         self.bytes_direct += nbytes
         self.seconds["read"] += clock.now_s - begin_s
         track = rank_track(self.rank)
-        world.recorder.span(track, "read", begin_s, read_s, unit.nbytes, unit.first_extent)
-        world.recorder.span(track, "copy", read_s, clock.now_s, nbytes, unit.first_extent)
+        world.recorder.span(track, "read", begin_s, read_s, unit.nbytes, unit.extent)
+        world.recorder.span(track, "copy", read_s, clock.now_s, nbytes, unit.extent)
         self._series.set(clock.now_s, self.bytes_done)
 
     def _arrived(self, blocks: list[int]) -> None:

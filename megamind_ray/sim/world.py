@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from math import ceil
 from typing import NamedTuple
 
 from megamind_ray.config import Config
@@ -99,13 +98,16 @@ class World:
         """Processors and memory of a node."""
         return self.topology.nodes[self.node_index[node]].host
 
-    def width(self, parts: int) -> int:
-        """Threads that work on a unit of so many extents: one, or as many as would share merged extents."""
-        return min(parts, self.num_threads)
+    def width(self, unit: Unit) -> int:
+        """Threads that work on a unit: one; where extents were merged into fewer units than there are threads, more."""
+        if unit.parts == 1:
+            return 1
+        reader = unit.node if unit.rank is None else unit.rank
+        return min(unit.parts, max(1, self.num_threads // len(self.work.units_of[reader])))
 
     def num_readers(self, num_units: int) -> int:
         """Units that a process reads at a time."""
-        return min(ceil(self.num_threads / self.width(self.work.parts)), num_units)
+        return min(self.num_threads, num_units)
 
     def request_limit(self) -> Limit | None:
         """The requests that one process may have in flight; None where local files are read."""
@@ -125,7 +127,7 @@ class World:
             yield from self._read_side_by_side(unit, node, requests)
             self._span_of_read(unit, node, begin_s)
             return
-        width = self.width(unit.parts)
+        width = self.width(unit)
         lane, latency_s = self.lane("read", node, width=width)
         num_reads = unit.pieces if self.is_referenced else unit.parts
         yield self.clock.sleep(latency_s * num_reads / width)
@@ -135,11 +137,11 @@ class World:
             begin_s = self.clock.now_s
             lane, _ = self.lane("verify", node, width=width)
             yield self.fluid.flow(lane, unit.nbytes)
-            self.recorder.span(track, "verify", begin_s, self.clock.now_s, unit.nbytes, unit.first_extent)
+            self.recorder.span(track, "verify", begin_s, self.clock.now_s, unit.nbytes, unit.extent)
 
     def _read_side_by_side(self, unit: Unit, node: NodeId, requests: Limit) -> Steps:
         """A unit's chunks, each a request that is checked by its own thread."""
-        num_requests = max(1, self.width(unit.parts) * unit.pieces // unit.parts)
+        num_requests = max(1, self.width(unit) * unit.pieces // unit.parts)
         steps = [self._request(unit, node, requests, unit.nbytes / num_requests) for _ in range(num_requests)]
         yield together(steps)
 
@@ -147,7 +149,7 @@ class World:
         yield from requests.take()
         try:
             lane, latency_s = self.lane("read", node)
-            yield self.clock.sleep(latency_s * unit.parts / self.width(unit.parts))
+            yield self.clock.sleep(latency_s * unit.parts / self.width(unit))
             yield self.fluid.flow(lane, nbytes)
             if self.is_referenced:
                 yield self.fluid.flow(self.lane("verify", node)[0], nbytes)
@@ -155,7 +157,7 @@ class World:
             requests.give()
 
     def _span_of_read(self, unit: Unit, node: NodeId, begin_s: float) -> None:
-        self.recorder.span(self.tracks[node].storage, "read", begin_s, self.clock.now_s, unit.nbytes, unit.first_extent)
+        self.recorder.span(self.tracks[node].storage, "read", begin_s, self.clock.now_s, unit.nbytes, unit.extent)
 
     def lane(self, *key: str | int, width: int = 1) -> tuple[int, float]:
         """Lane and latency of a step: its kind, then node, rank, or what else it depends on (see ``step``).

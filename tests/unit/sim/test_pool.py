@@ -19,7 +19,7 @@ def new_pool(credit_bytes: int = 100, *, has_peers: bool = False) -> Pool:
 
 
 def entry(block: int = 0, nbytes: int = 10) -> PooledBlock:
-    row = Block(block=block, unit=0, nbytes=nbytes, parts=1, bytes_of={R0: nbytes}, run_bytes=0)
+    row = Block(block=block, unit=0, nbytes=nbytes, parts=1, bytes_of={R0: nbytes}, cuts=((0, nbytes),))
     return PooledBlock(row, nbytes, "read")
 
 

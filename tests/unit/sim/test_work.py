@@ -14,7 +14,8 @@ from megamind_ray.core.parallel import Parallel
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.topology import Topology
 from megamind_ray.planning import compile_agent, compile_rank, load_facts
-from megamind_ray.sim.work import Work, cut_work
+from megamind_ray.sim.plan_work import cut_work
+from megamind_ray.sim.work import Work
 
 MakePlan: TypeAlias = Callable[..., Plan]
 MakeTopology: TypeAlias = Callable[..., Topology]
@@ -40,7 +41,7 @@ def test_agents_do_what_their_programs_say(
     for node in topology.nodes:
         program = compile_agent(plan, manifest, node.id, LOAD, credit_bytes=0, keep_blocks=np.zeros(0, np.int64))
         units = work.units_of.get(node.id, ())
-        assert [unit.first_extent for unit in units] == program.extents.extent.tolist()
+        assert [unit.extent for unit in units] == program.extents.extent.tolist()
         assert [unit.nbytes for unit in units] == (program.extents.end - program.extents.begin).tolist()
         blocks = [block for unit in units for block in unit.blocks]
         assert [block.block for block in blocks] == program.blocks.block.tolist()
@@ -58,7 +59,7 @@ def test_ranks_do_what_their_programs_say(
     work = whole(plan)
     for rank in parallel.ranks:
         program = compile_rank(plan, manifest, Rank(rank), LOAD)
-        assert [unit.first_extent for unit in work.units_of.get(Rank(rank), ())] == program.extents.extent.tolist()
+        assert [unit.extent for unit in work.units_of.get(Rank(rank), ())] == program.extents.extent.tolist()
         assert [block.block for block in work.blocks_of[Rank(rank)]] == program.blocks.block.tolist()
         assert {block.bytes_of[Rank(rank)] for block in work.blocks_of[Rank(rank)]} == set(
             program.blocks.nbytes.tolist()
@@ -78,9 +79,9 @@ def test_a_block_that_lies_in_its_extent_as_it_is_is_known_as_such(
 ) -> None:
     """One rank takes all: nothing is strided. Two split the columns of some layers."""
     alone = whole(plan_of(Parallel(), topology_of(1, 1), force_pool=True))
-    assert {block.run_bytes for block in alone.blocks} == {0}
+    assert {block.cuts for block in alone.blocks} == {((0, block.nbytes),) for block in alone.blocks}
     split = whole(plan_of(Parallel(tp=2), topology_of(1, 2)))
-    assert {block.run_bytes for block in split.blocks} > {0}
+    assert {run_bytes for block in split.blocks for run_bytes, _ in block.cuts} > {0}
 
 
 def test_chunks_of_an_extent_are_counted(plan_of: MakePlan, topology_of: MakeTopology) -> None:
@@ -98,6 +99,8 @@ def test_merging_loses_no_byte(parallel: Parallel, plan_of: MakePlan, topology_o
     assert sum(unit.nbytes for unit in large.units) == plan.bytes_from_storage
     assert sum(unit.pieces for unit in large.units) == sum(unit.pieces for unit in small.units)
     assert sum(block.parts for block in large.blocks) == len(small.blocks)
+    packed = [sum(size for block in work.blocks for run, size in block.cuts if not run) for work in (small, large)]
+    assert packed[0] == packed[1]
     for rank in parallel.ranks:
         taken = [sum(block.bytes_of[Rank(rank)] for block in work.blocks_of[Rank(rank)]) for work in (small, large)]
         assert taken[0] == taken[1]
