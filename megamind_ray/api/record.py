@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from megamind_ray.core.recording import LoadRecord
 from megamind_ray.core.report import LoadReport
+from megamind_ray.core.timeline import Timeline
 from megamind_ray.errors import MegamindError, RequestError
 from megamind_ray.report.timeline_html import render
 from megamind_ray.report.trace import perfetto
 
-__all__ = ["EVENTS_FILE", "new_folder", "write_record"]
+__all__ = ["EVENTS_FILE", "new_folder", "read_record", "write_record"]
 
 REPORT_FILE: Final = "report.json"
 TIMELINE_FILE: Final = "timeline.json"
@@ -70,3 +71,26 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise MegamindError(f"record {path}: cannot be written ({error.strerror})") from error
+
+
+def read_record(folder: str | os.PathLike[str]) -> tuple[LoadReport, Timeline]:
+    """The report and the timeline of a record.
+
+    Raises:
+        RequestError: It is no record of a load that ended well, or one of another release.
+    """
+    path = Path(folder)
+    report = LoadReport.from_json(_read(path / REPORT_FILE))
+    return report, Timeline.from_json(_read(path / TIMELINE_FILE))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"record {path}: cannot be read ({error}); give a folder that --record of `megamind load` or `plan` wrote"
+        ) from error
+    if not isinstance(document, dict):
+        raise RequestError(f"record {path}: is not a JSON object; it was not written by --record")
+    return document

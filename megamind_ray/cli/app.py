@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import megamind_ray
-from megamind_ray.cli import down, inspect, load, models, plan, replay, topology, tune, verify
+from megamind_ray.cli import down, inspect, load, models, plan, replay, timeline, topology, tune, verify
 from megamind_ray.cli.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_REQUEST, exit_code_of
 from megamind_ray.cli.interrupts import terminated_as_interrupt
 from megamind_ray.cli.output import error_document, print_error, print_json
@@ -41,6 +41,7 @@ app.command("inspect", epilog=inspect.EXAMPLES, no_args_is_help=True)(inspect.in
 app.command("plan", epilog=plan.EXAMPLES, no_args_is_help=True)(plan.plan_command)
 app.command("load", epilog=load.EXAMPLES, no_args_is_help=True)(load.load_command)
 app.command("replay", epilog=replay.EXAMPLES, no_args_is_help=True)(replay.replay_command)
+app.command("timeline", epilog=timeline.EXAMPLES, no_args_is_help=True)(timeline.timeline_command)
 app.command("verify", epilog=verify.EXAMPLES, no_args_is_help=True)(verify.verify_command)
 app.command("models", epilog=models.MODELS_EXAMPLES)(models.models_command)
 app.command("unload", epilog=models.UNLOAD_EXAMPLES, no_args_is_help=True)(models.unload_command)

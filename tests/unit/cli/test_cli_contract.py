@@ -25,7 +25,7 @@ from megamind_ray.errors import (
 )
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = ("inspect", "plan", "load", "replay", "verify", "models", "unload", "tune", "down")
+COMMANDS = ("inspect", "plan", "load", "replay", "timeline", "verify", "models", "unload", "topology", "tune", "down")
 FULL = CapacityError("GPU n0:0: too small", where="GPU n0:0", needed_bytes=3, free_bytes=1)
 
 
