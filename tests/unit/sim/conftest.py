@@ -94,10 +94,11 @@ def make_plan(
     referenced: bool = False,
     force_pool: bool = False,
     keep: bool = False,
+    config: Config = CONFIG,
 ) -> Plan:
     """A plan of ``llama``."""
     manifest = llama(root=root, referenced=referenced)
-    config = replace(CONFIG, routing=RoutingConfig(force_pool=force_pool, min_direct_bytes=0))
+    config = replace(config, routing=RoutingConfig(force_pool=force_pool, min_direct_bytes=0))
     return build_plan(manifest, build_demands(manifest, parallel), topology, config=config, keep=keep)
 
 
