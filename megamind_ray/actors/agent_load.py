@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from megamind_ray.actors.block_pool import BlockPool, Budget, PoolClosedError, PooledBlock
@@ -26,6 +26,7 @@ from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.recorder import NO_RECORD, Recorder
 from megamind_ray.core.report import Fault, Kept
 from megamind_ray.core.tracks import NodeRecorder
+from megamind_ray.device.memory import usable_cores
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.cut import BlockCutter
 from megamind_ray.engine.extent_reader import ExtentReader
@@ -96,7 +97,7 @@ class AgentLoad:
     ) -> None:
         self.load = program.load
         self._node = program.node
-        self._config = config
+        self._config = replace(config, io=config.io.for_agent(usable_cores()))
         self._plane = plane
         self._peers = peers
         self._record = NodeRecorder(recorder, program.node)

@@ -1,14 +1,15 @@
-"""How much memory a device has for weights, and what NVML tells about GPUs."""
+"""How much memory a device has for weights, what NVML tells about GPUs, and how many processors there are."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from megamind_ray.errors import CapacityError, RequestError
 from megamind_ray.units import format_bytes
 
-__all__ = ["DeviceMemory", "GpuFacts", "cuda_memory", "device_budget_bytes", "gpu_facts", "host_memory"]
+__all__ = ["DeviceMemory", "GpuFacts", "cuda_memory", "device_budget_bytes", "gpu_facts", "host_memory", "usable_cores"]
 
 _CGROUP_LIMITS = (
     ("memory.max", "memory.current"),  # version 2
@@ -171,3 +172,17 @@ def _facts(index: int) -> GpuFacts:
         memory=DeviceMemory(int(memory.total), int(memory.free)),
         pcie_bytes_per_s=pcie,
     )
+
+
+def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Processors that this process may run on, within the quota of its control group.
+
+    Args:
+        cpu_max: Quota and period in microseconds, as version 2 of control groups writes them.
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cpu_max.read_text().split()
+        return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+    except (OSError, ValueError, ZeroDivisionError):  # no quota, or none that we can read
+        return cores

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from megamind_ray.core.topology import Disk, Host, Nic
+from megamind_ray.device.memory import usable_cores
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.measure_device import measure_devices
 from megamind_ray.engine.measure_disk import measure_disk
 from megamind_ray.engine.measure_figures import Clock, Figure, Sampler
-from megamind_ray.engine.measure_memory import MemoryMeter, usable_cores
+from megamind_ray.engine.measure_memory import MemoryMeter
 from megamind_ray.engine.measure_network import loopback_rate, nominal_nics
 from megamind_ray.engine.tune_sample import MIN_SAMPLE_BYTES
 from megamind_ray.errors import RequestError

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,7 +17,7 @@ from megamind_ray.device.strided import Bytes, Runs, copy_runs
 from megamind_ray.io.checksum import crc32
 from megamind_ray.units import KIB, MIB
 
-__all__ = ["MemoryMeter", "usable_cores"]
+__all__ = ["MemoryMeter"]
 
 # Several times what one core, and all of them, find in their caches.
 _ONE_THREAD_BYTES: Final = 256 * MIB
@@ -36,20 +34,6 @@ _MAX_PASSES: Final = 64
 _PUT_BYTES: Final = MIB
 _PUTS: Final = 8
 _LEAST_S: Final = 1e-9
-
-
-def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Processors that this process may run on, within the quota of its control group.
-
-    Args:
-        cpu_max: Quota and period in microseconds, as version 2 of control groups writes them.
-    """
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = cpu_max.read_text().split()
-        return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
-    except (OSError, ValueError, ZeroDivisionError):  # no quota, or none that we can read
-        return cores
 
 
 class MemoryMeter:

@@ -205,3 +205,12 @@ def test_a_mirror_of_an_unknown_kind_is_refused() -> None:
 def test_a_home_that_cannot_be_looked_into_has_no_files_of_the_aws_tools() -> None:
     # A name too long is refused to every user; a folder without permission not to root.
     assert not aws_environment({"HOME": "/" + "x" * 300}).needs_files
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(2, 8), (16, 8), (32, 16), (64, 32), (256, 32)])
+def test_a_node_agent_has_threads_for_half_of_its_cores(cores: int, threads: int) -> None:
+    assert IoConfig().for_agent(cores).read_threads == threads
+
+
+def test_a_number_of_agent_threads_that_is_set_holds_on_every_node() -> None:
+    assert IoConfig(agent_threads=3).for_agent(256).read_threads == 3

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megamind_ray.device.memory import usable_cores
 from megamind_ray.device.strided import Bytes
-from megamind_ray.engine.measure_memory import MemoryMeter, usable_cores
+from megamind_ray.engine.measure_memory import MemoryMeter
 from megamind_ray.units import MIB
 
 
