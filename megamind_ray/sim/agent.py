@@ -99,7 +99,7 @@ class Agent:
 
     def _read_all(self, units: Sequence[Unit], ranks: frozenset[Rank] | None, *, again: bool) -> None:
         queue = iter(units)
-        for _ in range(self._world.num_readers(len(units))):
+        for _ in range(min(self._world.num_threads(self.node), len(units))):
             Task(self._read_units(queue, ranks, again))
 
     def _read_units(self, queue: Iterator[Unit], ranks: frozenset[Rank] | None, again: bool) -> Steps:

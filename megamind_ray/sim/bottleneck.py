@@ -69,20 +69,20 @@ def _others(world: World, utilisation: Sequence[float], busiest: Resource, share
 def _threads(world: World, driver: Driver) -> Iterator[tuple[float, tuple[str, str]]]:
     """(part of the time, (who is at work, what would help)) for all that work on one thing at a time."""
     end_s = driver.ended_s
-    setting = "io.remote_threads" if world.is_remote else "io.read_threads"
+    of_agent, of_rank = ("io.remote_threads",) * 2 if world.is_remote else ("io.agent_threads", "io.read_threads")
     for node, agent in driver.agents.items():
-        num_readers = world.num_readers(len(world.work.units_of.get(node, ())))
+        num_readers = min(world.num_threads(node), len(world.work.units_of.get(node, ())))
         if num_readers:
             who = f"threads that read for the pool of {node}"
-            yield agent.reading_s / (num_readers * end_s), (f"all {who} work", f"more {setting}")
+            yield agent.reading_s / (num_readers * end_s), (f"all {who} work", f"more {of_agent}")
             yield agent.waited_s / (num_readers * end_s), (f"{who} wait for room in it", "a larger object store")
         if agent.num_relays:
             who = f"{node} takes in one block at a time of each other node"
             yield agent.relaying_s / (agent.num_relays * end_s), (who, "a faster data plane, or fewer nodes")
     for rank, run in driver.ranks.items():
         yield run.seconds["copy"] / end_s, (f"rank {rank} copies one block at a time", "more ranks")
-        num_readers = world.num_readers(len(world.work.units_of.get(rank, ())))
+        num_readers = min(world.num_threads(rank), len(world.work.units_of.get(rank, ())))
         if num_readers:
             who = f"all threads that read for rank {rank} work"
-            yield run.seconds["read"] / (num_readers * end_s), (who, f"more {setting}")
+            yield run.seconds["read"] / (num_readers * end_s), (who, f"more {of_rank}")
     yield 0.0, ("calls between actors and latencies are", "larger chunks")

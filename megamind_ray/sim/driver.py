@@ -90,7 +90,7 @@ class Driver:
         self._moved: tuple[int, ...] = ()
         self._moved_at_s = 0.0
         # A call between two actors costs the same on all nodes, or else what it costs on the slowest.
-        self._call_s = max((world.host(node).call_s for node in agents), default=0.0)
+        self._call_s = max((world.host(node).call_s for node in world.work.nodes), default=0.0)
 
     def steps(self) -> Steps:
         """The whole load, as steps of a task."""

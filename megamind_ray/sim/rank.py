@@ -71,7 +71,7 @@ class RankRun:
         self._missing = {block.block for block in world.work.blocks_of.get(rank, ())}
         self._missing_direct = own & self._missing
         self._requests = world.request_limit()
-        self._num_readers = world.num_readers(len(self._units))
+        self._num_readers = min(world.num_threads(rank), len(self._units))
         self._changed = Signal()
         self._began_s = world.clock.now_s
         series.set(self._began_s, 0.0)

@@ -46,7 +46,6 @@ class World:
         max_samples: Most samples of a series.
 
     Attributes:
-        num_threads: Threads that read, in each process.
         tracks: By node of the load, its tracks and series.
         meters: Names of the series of rates; columns of ``history``.
     """
@@ -72,7 +71,6 @@ class World:
         self.model = CostModel(topology, remote=is_remote)
         self.recorder = Recorder()
         self.clock = Clock()
-        self.num_threads = config.io.remote_threads if is_remote else config.io.read_threads
         self.node_index = {node.id: index for index, node in enumerate(topology.nodes)}
         self.is_remote = is_remote
         self._chunk_bytes = chunk_bytes
@@ -103,15 +101,18 @@ class World:
         if unit.parts == 1:
             return 1
         reader = unit.node if unit.rank is None else unit.rank
-        return min(unit.parts, max(1, self.num_threads // len(self.work.units_of[reader])))
+        return min(unit.parts, max(1, self.num_threads(reader) // len(self.work.units_of[reader])))
 
-    def num_readers(self, num_units: int) -> int:
-        """Units that a process reads at a time."""
-        return min(self.num_threads, num_units)
+    def num_threads(self, reader: NodeId | Rank) -> int:
+        """Threads that read in a process: of a node's agent, or of a rank."""
+        io = self.config.io
+        if self.is_remote:
+            return io.remote_threads
+        return io.for_agent(self.host(reader).cores).read_threads if isinstance(reader, str) else io.read_threads
 
     def request_limit(self) -> Limit | None:
         """The requests that one process may have in flight; None where local files are read."""
-        return Limit(self.num_threads) if self.is_remote else None
+        return Limit(self.config.io.remote_threads) if self.is_remote else None
 
     def read(self, unit: Unit, node: NodeId, requests: Limit | None, track: str) -> Steps:
         """Steps of a thread that reads a unit into host memory and checks it, as ``ExtentReader.staged`` does.

@@ -15,12 +15,15 @@ from megamind_ray.config import Config, IoConfig
 from megamind_ray.core.event_log import check
 from megamind_ray.core.events import LoadStarted
 from megamind_ray.core.instructions import CompleteLoad
+from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.report import LoadReport
+from megamind_ray.core.tensor import DType, TensorInfo
 from megamind_ray.core.timeline import Timeline
 from megamind_ray.core.topology import Nic, Storage, Topology
 from megamind_ray.errors import CapacityError, RequestError
+from megamind_ray.planning import build_demands, build_plan
 from megamind_ray.sim import simulate_plan
 from megamind_ray.units import KIB, MIB
 
@@ -152,7 +155,7 @@ def test_one_thread_that_reads_is_slower_than_eight(
 ) -> None:
     topology = topology_of(1, 2, disk=50e9)
     plan = plan_of(Parallel(tp=2), topology)
-    one = replace(config, io=replace(config.io, read_threads=1))
+    one = replace(config, io=replace(config.io, agent_threads=1, read_threads=1))
     reports = [simulate_plan(plan, topology, item, exact=True).report for item in (one, config)]
     assert reports[0].seconds["total"] > 2 * reports[1].seconds["total"]
     assert "more io.read_threads would help most" in reports[0].bottleneck
@@ -167,6 +170,19 @@ def test_calls_that_cost_more_make_a_load_longer(plan_of: MakePlan, topology_of:
         )
     assert times == sorted(times)
     assert len(set(times)) == 3
+
+
+def test_a_load_of_nothing_takes_its_calls(
+    plan_of: MakePlan, topology_of: MakeTopology, manifest_of: Callable[..., Manifest], config: Config
+) -> None:
+    """Opening, starting, telling the agent that all is there, making sure of all ranks, closing: one after the other."""
+    nothing = TensorInfo("model.norm.weight", DType.BF16, (0,), 0, 1000, 1000)
+    manifest = replace(manifest_of(), tensors={nothing.name: nothing})
+    topology = topology_of(1, 2, call_s=0.01)
+    plan = build_plan(manifest, build_demands(manifest, Parallel(tp=2)), topology, config=config)
+    report = simulate_plan(plan, topology, config).report
+    assert report.seconds["total"] == pytest.approx(5 * 0.01)
+    assert (report.bytes_from_storage, report.lower_bound_s, report.bottleneck) == (0, 0.0, "")
 
 
 def test_what_a_rank_reads_by_itself_takes_no_pool(
