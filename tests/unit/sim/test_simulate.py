@@ -154,7 +154,7 @@ def test_one_thread_that_reads_is_slower_than_eight(
     plan_of: MakePlan, topology_of: MakeTopology, config: Config
 ) -> None:
     topology = topology_of(1, 2, disk=50e9)
-    plan = plan_of(Parallel(tp=2), topology)
+    plan = plan_of(Parallel(tp=2), topology, force_pool=True)
     one = replace(config, io=replace(config.io, agent_threads=1, read_threads=1))
     reports = [simulate_plan(plan, topology, item, exact=True).report for item in (one, config)]
     assert reports[0].seconds["total"] > 2 * reports[1].seconds["total"]
@@ -175,7 +175,7 @@ def test_calls_that_cost_more_make_a_load_longer(plan_of: MakePlan, topology_of:
 def test_a_load_of_nothing_takes_its_calls(
     plan_of: MakePlan, topology_of: MakeTopology, manifest_of: Callable[..., Manifest], config: Config
 ) -> None:
-    """Opening, starting, telling the agent that all is there, making sure of all ranks, closing: one after the other."""
+    """Opening, starting, telling the agent that all is there, making sure of all ranks, closing."""
     nothing = TensorInfo("model.norm.weight", DType.BF16, (0,), 0, 1000, 1000)
     manifest = replace(manifest_of(), tensors={nothing.name: nothing})
     topology = topology_of(1, 2, call_s=0.01)
