@@ -222,10 +222,14 @@ def _drawn(tracks: Sequence[Track], end_s: float, max_spans: int) -> tuple[Drawn
             )
             for track in tracks
         )
-    bins = _FINEST_BINS
-    while bins > 1 and sum(len(np.unique(_cells(track, end_s / bins))) for track in tracks) > max_spans:
-        bins //= 2
-    return tuple(_merged(track, end_s / bins) for track in tracks)
+    fit, too_many = 1, _FINEST_BINS + 1
+    while too_many - fit > 1:
+        bins = (fit + too_many) // 2
+        if sum(len(np.unique(_cells(track, end_s / bins))) for track in tracks) <= max_spans:
+            fit = bins
+        else:
+            too_many = bins
+    return tuple(_merged(track, end_s / fit) for track in tracks)
 
 
 def _cells(track: Track, bin_s: float) -> Ints:

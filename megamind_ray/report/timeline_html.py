@@ -181,7 +181,8 @@ def _tables(report: LoadReport, pages: Sequence[PageTimeline]) -> Iterable[str]:
         ]
         yield _folded("Faults", (">at", "fault", "where", "what was done", ">read again"), faults)
     for page in pages:
-        rows = [row for track in page.tracks for row in _track_rows(track, page.timeline.end_s)]
+        end_s = page.timeline.end_s  # of all spans: not once for each track
+        rows = [row for track in page.tracks for row in _track_rows(track, end_s)]
         columns = ("track", "kind", ">spans", ">bytes", ">added time", ">rate of one", ">track busy")
         yield _folded(f"Tracks, {page.title}", columns, rows)
         marks = [(f"{mark.at_s:.3f} s", mark.kind, mark.text) for mark in page.timeline.marks]

@@ -79,10 +79,11 @@ class _Group:
             next_tid[pid] = tid + int(lanes.max())
             yield from _threads(pid, tid, int(lanes.max()) + 1, thread)
             yield from _spans(track, lanes.tolist(), pid, tid)
+        end_s = timeline.end_s
         for curve in curves_of(timeline):
             process, counter = _place(curve.place)
             yield from self._process(process)
-            yield from _counters(curve, self._pids[process], counter, timeline.end_s)
+            yield from _counters(curve, self._pids[process], counter, end_s)
 
     def _process(self, process: str) -> Iterator[Event]:
         """What names a process, the first time it is asked for."""

@@ -33,8 +33,10 @@ def _executable() -> str | None:
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    # Not for the whole session: while playwright is started its event loop runs in this thread, and no test could run
+    # another one.
     from playwright.sync_api import sync_playwright
 
     executable = _executable()
@@ -68,6 +70,21 @@ class OpenPage:
         """Waits until what was asked for is painted."""
         if self.page.evaluate("() => !document.documentElement.classList.contains('plain')"):
             self.page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+
+    def colour_at(self, x: float, y: float) -> tuple[int, ...]:
+        """Red, green and blue of the plot at a point of the window."""
+        picked = self.page.evaluate(
+            """([x, y]) => {
+              const plot = document.getElementById("plot");
+              const box = plot.getBoundingClientRect();
+              const copy = new OffscreenCanvas(1, 1).getContext("2d");
+              const ratio = plot.width / box.width;
+              copy.drawImage(plot, -Math.round((x - box.left) * ratio), -Math.round((y - box.top) * ratio));
+              return [...copy.getImageData(0, 0, 1, 1).data].slice(0, 3);
+            }""",
+            [x, y],
+        )
+        return tuple(picked)
 
     def picture(self, name: str) -> None:
         """Leaves a picture of the whole page; the window is resized for it, which may close a tooltip."""

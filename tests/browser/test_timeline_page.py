@@ -99,6 +99,16 @@ def test_a_load_is_drawn_without_any_trouble(open_page: Callable[..., Any]) -> N
     assert opened.troubles == []
 
 
+def test_a_span_is_drawn_in_its_row_and_at_its_time(open_page: Callable[..., Any]) -> None:
+    opened = open_page("one-span", one_span())
+
+    inside = [opened.colour_at(*over(opened, "rank 0", share)) for share in (0.30, 0.45, 0.70)]
+    outside = [opened.colour_at(*over(opened, "rank 0", share)) for share in (0.18, 0.80)]
+
+    assert inside == [(20, 102, 58)] * 3, "the colour of copies in the light scheme"
+    assert outside == [(255, 255, 255)] * 2
+
+
 def test_measured_and_predicted_are_drawn_together_or_alone(open_page: Callable[..., Any]) -> None:
     load, predicted = made_up_load(), made_up_load(origin="predicted")
     opened = open_page("both", render(load.report, [load.timeline, predicted.timeline]))
@@ -215,12 +225,15 @@ def test_the_wheel_zooms_where_the_pointer_is(open_page: Callable[..., Any]) -> 
 
 def test_the_wheel_scrolls_the_page_where_there_is_nothing_to_zoom_out_of(open_page: Callable[..., Any]) -> None:
     opened = open_page("one-span", one_span())
-    opened.page.set_viewport_size({"width": 1280, "height": 420})
-    opened.page.mouse.move(*over(opened, "planner", 0.5))
+    opened.page.set_viewport_size({"width": 1280, "height": 600})
+    opened.page.locator("#axis").scroll_into_view_if_needed()
+    opened.page.mouse.move(*over(opened, "rank 0", 0.5))
+    assert "block" in tip_of(opened), "the pointer is over the chart"
+    before = opened.page.evaluate("() => scrollY")
 
-    opened.page.mouse.wheel(0, 200)
+    opened.page.mouse.wheel(0, 150)
 
-    opened.page.wait_for_function("() => scrollY > 0 || document.getElementById('scroll').scrollTop > 0")
+    opened.page.wait_for_function("(before) => scrollY > before", arg=before)
 
 
 def test_dragging_zooms_to_what_was_marked(open_page: Callable[..., Any]) -> None:

@@ -17,7 +17,8 @@ from megamind_ray.units import MIB
 
 NASTY = [
     "</script><script>alert(1)</script>",
-    "<!--<script>",
+    "</script ",
+    "<!--<script ",
     "]]>",
     "' onload=x \"",
     "&lt;b&gt;",
@@ -48,9 +49,14 @@ def load() -> MadeUpLoad:
     return made_up_load()
 
 
+def block_of(page: str) -> str:
+    """The text of the element with the data, up to where a browser would end it."""
+    (block,) = re.findall(r'<script type="application/json" id="data">(.*?)</script', page, re.DOTALL)
+    return str(block)
+
+
 def data_of(page: str) -> dict[str, Any]:
-    (block,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    return dict(json.loads(block))
+    return dict(json.loads(block_of(page)))
 
 
 def spans_of(page: str) -> list[dict[str, Any]]:
@@ -121,6 +127,7 @@ def test_names_are_text_wherever_they_stand(load: MadeUpLoad, name: str) -> None
     shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in name)
     assert any(shown in text for _, text in elements.texts)
     assert shown in data_of(page)["tracks"]
+    assert not set("<>&") & set(block_of(page)), "nothing in the data may end or open an element"
 
 
 def test_too_many_spans_are_merged_their_bytes_kept_and_the_page_says_so(load: MadeUpLoad) -> None:
