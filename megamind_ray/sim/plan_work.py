@@ -226,16 +226,7 @@ def _blocks(columns: _Columns, merged: Int64Array, unit_of_block: Sequence[int])
             np.ones(len(merged)),
         )
     )
-    bytes_of: list[dict[Rank, int]] = [{} for _ in range(num_blocks)]
-    for block, one_set, size in zip(
-        merged.tolist(), columns.block_set.tolist(), columns.block_nbytes.tolist(), strict=True
-    ):
-        if parts[block] == 1:
-            bytes_of[block] = dict.fromkeys(columns.sets[one_set], size)
-            continue
-        mine = bytes_of[block]
-        for rank in columns.sets[one_set]:
-            mine[rank] = mine.get(rank, 0) + size
+    bytes_of = _bytes_of(columns, merged, num_blocks)
     return tuple(
         Block(
             block=block,
@@ -247,6 +238,25 @@ def _blocks(columns: _Columns, merged: Int64Array, unit_of_block: Sequence[int])
         )
         for block in range(num_blocks)
     )
+
+
+def _bytes_of(columns: _Columns, merged: Int64Array, num_blocks: int) -> list[dict[Rank, int]]:
+    """By block and rank, how much of it the rank takes."""
+    num_sets = max(1, len(columns.sets))
+    pair = merged * num_sets + columns.block_set
+    pairs = distinct(pair)
+    sizes = np.bincount(np.searchsorted(pairs, pair), weights=columns.block_nbytes, minlength=len(pairs))
+    bytes_of: list[dict[Rank, int]] = [{} for _ in range(num_blocks)]
+    for key, size in zip(pairs.tolist(), sizes.astype(np.int64).tolist(), strict=True):
+        block, one_set = divmod(key, num_sets)
+        members = columns.sets[one_set]
+        if not bytes_of[block]:
+            bytes_of[block] = dict.fromkeys(members, size)
+            continue
+        mine = bytes_of[block]
+        for rank in members:
+            mine[rank] = mine.get(rank, 0) + size
+    return bytes_of
 
 
 def _cuts(nbytes: int, strided_bytes: int, num_runs: int) -> tuple[tuple[int, int], ...]:

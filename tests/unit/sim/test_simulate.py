@@ -158,7 +158,7 @@ def test_one_thread_that_reads_is_slower_than_eight(
     one = replace(config, io=replace(config.io, agent_threads=1, read_threads=1))
     reports = [simulate_plan(plan, topology, item, exact=True).report for item in (one, config)]
     assert reports[0].seconds["total"] > 2 * reports[1].seconds["total"]
-    assert "more io.read_threads would help most" in reports[0].bottleneck
+    assert "more io.agent_threads would help most" in reports[0].bottleneck
 
 
 def test_calls_that_cost_more_make_a_load_longer(plan_of: MakePlan, topology_of: MakeTopology, config: Config) -> None:
