@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,10 +24,13 @@ from megamind_ray.planning.capacity import (
     pool_error,
 )
 from megamind_ray.planning.checks import check_enough_gpus, check_placement, check_routing
-from megamind_ray.planning.columns import Grouped
+from megamind_ray.planning.cost import CostModel
 from megamind_ray.planning.extents import Cut, cut
-from megamind_ray.planning.grid import Grid
+from megamind_ray.planning.grid import ChunkUse, Grid, chunk_use, rows_of
+from megamind_ray.planning.topology_dump import dump_topology
+from megamind_ray.planning.transfers import transfer_costs, transfer_load
 from megamind_ray.policies.placement.base import PlacementPolicy, PlacementRequest, Seat
+from megamind_ray.policies.placement.makespan import Makespan
 from megamind_ray.policies.registry import placement_policy, routing_policy
 from megamind_ray.policies.routing.base import RoutingDecision, RoutingPolicy, RoutingRequest
 from megamind_ray.units import format_bytes
@@ -58,17 +63,18 @@ def build_plan(
         RequestError: More ranks than GPUs, an unknown policy, or a proposal that cannot be.
         CapacityError: A rank fits no GPU, or the blocks of one extent fit no pool.
     """
+    wanted = _Wanted(manifest, demands, topology, config, keep)
     layout = lay_out(demands.views, demands.parallel.world, config.plan.alignment_bytes)
-    rank_bytes = tuple(layout.arena_bytes.tolist())
-    request = PlacementRequest(parallel=demands.parallel, rank_bytes=rank_bytes, topology=topology)
+    grid = wanted.grid()
+    rows = rows_of(demands.slices, grid)
+    use = chunk_use(rows, len(demands.consumer_sets), grid)
+    request = wanted.placement_request(tuple(layout.arena_bytes.tolist()), use)
     seats = _place(request, placement or placement_policy(config.placement), demands, manifest)
-    index = {node.id: position for position, node in enumerate(topology.nodes)}
-    node_of_rank = np.array([index[seat.node] for seat in seats], np.int64)
-    apart = not (keep or config.routing.force_pool)
-    grid = _grid(manifest, topology, node_of_rank, config, keep=keep)
-    pieces = cut(demands, grid, node_of_rank, apart=apart)
-    routes = _route(pieces, topology, node_of_rank, config, routing or routing_policy(config.routing), keep=keep)
-    pool_need = _pool_need(pieces, routes, topology, manifest, config)
+    node_of_rank = _nodes_of(seats, topology)
+    grid = wanted.with_extents(grid, node_of_rank)
+    pieces = cut(demands, rows, use, grid, node_of_rank, apart=wanted.allow_direct)
+    policy = routing or routing_policy(config.routing)
+    routes = _routes(wanted.routing_request(request, pieces, seats), policy, node_of_rank)
     plan = Plan(
         uri=manifest.uri,
         root=manifest.root,
@@ -87,10 +93,85 @@ def build_plan(
         disk_tensors=tuple(manifest.tensors),
         bytes_total=demands.bytes_total,
         bytes_to_device=_bytes_to_device(pieces, demands),
-        pool_need_bytes=pool_need,
+        pool_need_bytes=_pool_need(pieces, routes, topology, manifest, config),
         keep=keep,
+        is_referenced=manifest.reference is not None,
+        topology=dump_topology(topology),
     )
     return replace(plan, notes=tuple(_notes(plan, topology, config)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is asked for, and the questions to the policies that follow from it."""
+
+    manifest: Manifest
+    demands: Demands
+    topology: Topology
+    config: Config
+    keep: bool
+
+    @property
+    def allow_direct(self) -> bool:
+        return not (self.keep or self.config.routing.force_pool)
+
+    def grid(self) -> Grid:
+        """The grid of chunks. How long extents may be is known when it is known which pools they pass."""
+        reference = self.manifest.reference
+        chunk_bytes = reference.chunk_bytes if reference else self.config.io.chunk_bytes
+        return Grid(
+            files=self.manifest.files,
+            chunk_bytes=chunk_bytes,
+            extent_bytes=chunk_bytes,
+            max_gap_bytes=self.config.io.gap_bytes(self.manifest.root),
+            whole_chunks=reference is not None,
+        )
+
+    def with_extents(self, grid: Grid, node_of_rank: Int64Array) -> Grid:
+        used = [self.topology.nodes[position] for position in np.unique(node_of_rank).tolist()]
+        return replace(grid, extent_bytes=effective_extent_bytes(used, self.config, grid.chunk_bytes, keep=self.keep))
+
+    def placement_request(self, rank_bytes: tuple[int, ...], use: ChunkUse) -> PlacementRequest:
+        slices = self.demands.slices
+        num_runs = int(slices.num_runs.sum())
+        mean_run = float((slices.run_bytes * slices.num_runs).sum()) / num_runs if num_runs else math.inf
+        return PlacementRequest(
+            parallel=self.demands.parallel,
+            rank_bytes=rank_bytes,
+            topology=self.topology,
+            costs=transfer_costs(
+                CostModel(self.topology, remote=self.config.io.is_remote(self.manifest.root)),
+                verified=self.manifest.reference is not None,
+                run_bytes=mean_run,
+            ),
+            load=transfer_load(self.demands, use, direct=self.allow_direct),
+        )
+
+    def routing_request(self, placed: PlacementRequest, pieces: Cut, seats: Sequence[Seat]) -> RoutingRequest:
+        costs, load = placed.costs, placed.load
+        assert costs is not None
+        assert load is not None
+        nbytes = pieces.end - pieces.begin
+        largest = int(nbytes.max(initial=0))
+        room = [keep_budget_bytes(node, self.config, largest_extent_bytes=largest) for node in self.topology.nodes]
+        order = {
+            seat: at for at, seat in enumerate((node.id, g.index) for node in self.topology.nodes for g in node.gpus)
+        }
+        gpus = np.array([order[seat.node, seat.gpu] for seat in seats], np.int64)
+        busy, _ = Makespan(costs, load, len(seats)).copies(gpus)
+        return RoutingRequest(
+            topology=self.topology,
+            costs=costs,
+            nbytes=nbytes,
+            only_rank=pieces.only_rank,
+            first_node=pieces.nodes.first,
+            nodes=pieces.nodes.values,
+            need=pieces.need,
+            busy=busy.nodes,
+            pool_room_bytes=np.array(room, np.int64) if self.keep else None,
+            allow_direct=self.allow_direct,
+            min_direct_bytes=self.config.routing.min_direct_bytes,
+        )
 
 
 def _place(
@@ -104,34 +185,12 @@ def _place(
     return tuple(seat for seat in decision.seats if seat is not None)
 
 
-def _grid(manifest: Manifest, topology: Topology, node_of_rank: Int64Array, config: Config, *, keep: bool) -> Grid:
-    chunk_bytes = manifest.reference.chunk_bytes if manifest.reference else config.io.chunk_bytes
-    used = [topology.nodes[index] for index in np.unique(node_of_rank).tolist()]
-    return Grid(
-        files=manifest.files,
-        chunk_bytes=chunk_bytes,
-        extent_bytes=effective_extent_bytes(used, config, chunk_bytes, keep=keep),
-        max_gap_bytes=config.io.gap_bytes(manifest.root),
-        whole_chunks=manifest.reference is not None,
-    )
+def _nodes_of(seats: Sequence[Seat], topology: Topology) -> Int64Array:
+    index = {node.id: position for position, node in enumerate(topology.nodes)}
+    return np.array([index[seat.node] for seat in seats], np.int64)
 
 
-def _route(
-    pieces: Cut, topology: Topology, node_of_rank: Int64Array, config: Config, policy: RoutingPolicy, *, keep: bool
-) -> RoutingDecision:
-    nbytes = pieces.end - pieces.begin
-    largest = int(nbytes.max(initial=0))
-    room = [keep_budget_bytes(node, config, largest_extent_bytes=largest) for node in topology.nodes]
-    request = RoutingRequest(
-        topology=topology,
-        nbytes=nbytes,
-        only_rank=pieces.only_rank,
-        first_node=pieces.nodes.first,
-        nodes=pieces.nodes.values,
-        pool_room_bytes=np.array(room, np.int64) if keep else None,
-        allow_direct=not (keep or config.routing.force_pool),
-        min_direct_bytes=config.routing.min_direct_bytes,
-    )
+def _routes(request: RoutingRequest, policy: RoutingPolicy, node_of_rank: Int64Array) -> RoutingDecision:
     decision = policy.route(request)
     check_routing(policy.name, request, decision, node_of_rank)
     return decision
@@ -145,16 +204,14 @@ def _pool_need(
     Raises:
         CapacityError: The blocks of one extent are more than a pool may take.
     """
-    block, node = pieces.set_nodes.explode(pieces.block_consumers)
-    cuts = np.arange(len(pieces.block_extent), dtype=np.int64)
-    by_node = Grouped.from_pairs(
-        np.concatenate([node, routes.node[pieces.block_extent]]), np.concatenate([block, cuts]), len(topology.nodes)
-    )
+    owner, node = pieces.set_nodes.explode(np.arange(len(pieces.set_nodes), dtype=np.int64))
+    reader = routes.node[pieces.block_extent]
     through_pool = ~routes.direct[pieces.block_extent]
     need: dict[str, int] = {}
     for index, item in enumerate(topology.nodes):
-        blocks = by_node.values[by_node.first[index] : by_node.first[index + 1]]
-        blocks = blocks[through_pool[blocks]]
+        consumed = np.zeros(len(pieces.set_nodes), np.bool_)
+        consumed[owner[node == index]] = True
+        blocks = np.flatnonzero(through_pool & ((reader == index) | consumed[pieces.block_consumers]))
         if len(blocks):
             at_once = np.bincount(pieces.block_extent[blocks], weights=pieces.block_nbytes[blocks])
             _check_pool(item, config, int(at_once.max()), int(at_once.argmax()), pieces, manifest)

@@ -176,10 +176,15 @@ def _other_meshes(seating: _Seating) -> list[str]:
             if other.world > seating.request.topology.num_gpus:
                 break
             needs = _needs_at(seating, axis, factor, other)
-            if needs and not seating.policy.place(replace(seating.request, parallel=other, rank_bytes=needs)).unplaced:
+            if needs and not seating.policy.place(_resized(seating.request, other, needs)).unplaced:
                 found.append(f"{axis}={size} would need about {format_bytes(max(needs))} per GPU and fits")
                 break
     return found
+
+
+def _resized(request: PlacementRequest, parallel: Parallel, needs: tuple[int, ...]) -> PlacementRequest:
+    """The question for another mesh, of which nothing but the sizes is known."""
+    return replace(request, parallel=parallel, rank_bytes=needs, costs=None, load=None)
 
 
 def _needs_at(seating: _Seating, axis: str, factor: int, other: Parallel) -> tuple[int, ...]:

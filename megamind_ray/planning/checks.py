@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.errors import RequestError
@@ -77,10 +78,19 @@ def check_routing(policy: str, request: RoutingRequest, decision: RoutingDecisio
             decision.direct & single & (decision.node != node_of_rank[request.only_rank]),
             "the direct route on another node than that of its rank",
         ),
+        (~_is_consumer(request, decision.node), "a reader that needs nothing of it"),
     ]
     for broken, what in rules:
         if broken.any():
             _refuse("routing", policy, f"for extent {int(np.argmax(broken))} {what}")
+
+
+def _is_consumer(request: RoutingRequest, node: Int64Array) -> npt.NDArray[np.bool_]:
+    """By extent, whether a rank of the node needs some of it. Whoever else reads only adds a hop (docs/design/0005)."""
+    extent = np.repeat(np.arange(len(node)), np.diff(request.first_node))
+    found = np.zeros(len(node), np.bool_)
+    found[extent[request.nodes == node[extent]]] = True
+    return found
 
 
 def _refuse(kind: str, policy: str, what: str) -> NoReturn:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 
 from megamind_ray.core.demands import Demands, Int64Array, SliceTable
-from megamind_ray.planning.columns import Grouped, expand
-from megamind_ray.planning.grid import Grid, Ranges, Rows, extents_of, rows_of, sets_of
+from megamind_ray.planning.columns import Grouped, expand, group_sets
+from megamind_ray.planning.grid import ChunkUse, Grid, Ranges, Rows, extents_of, packed, sets_of
+from megamind_ray.policies.costs import Float64Array
 
 __all__ = ["Cut", "Segments", "cut"]
 
@@ -42,6 +44,7 @@ class Cut:
         end: By extent.
         only_rank: By extent, the rank that alone needs it, -1 where several do.
         nodes: By extent, the nodes of its consumers (indices, as in ``node_of_rank``).
+        need: By entry of ``nodes``, about which share of the extent the node needs.
         set_nodes: By consumer set, the nodes of its ranks.
         block_extent: By block, ascending.
         block_consumers: By block, index into the consumer sets.
@@ -54,6 +57,7 @@ class Cut:
     end: Int64Array
     only_rank: Int64Array
     nodes: Grouped
+    need: Float64Array
     set_nodes: Grouped
     block_extent: Int64Array
     block_consumers: Int64Array
@@ -61,41 +65,73 @@ class Cut:
     segments: Segments
 
 
-def cut(demands: Demands, grid: Grid, node_of_rank: Int64Array, *, apart: bool = True) -> Cut:
+def cut(
+    demands: Demands, rows: Rows, use: ChunkUse, grid: Grid, node_of_rank: Int64Array, *, apart: bool = True
+) -> Cut:
     """Cuts the demanded bytes into extents, and these into blocks and segments.
 
     Args:
         demands: What the ranks need.
+        rows: Their slices, from ``rows_of``.
+        use: The same by chunk, from ``chunk_use``.
         grid: Files and sizes.
         node_of_rank: By rank, the index of its node.
         apart: Give chunks that one rank alone needs extents of their own, which that rank may then read itself.
     """
     sets = sets_of(demands, node_of_rank)
-    rows = rows_of(demands.slices, grid)
-    extents = extents_of(rows, sets, grid, apart=apart)
+    extents = extents_of(rows, use, sets, grid, apart=apart)
     pieces = _all_pieces(rows, extents, demands.slices, len(demands.consumer_sets))
     base, shift = grid.bases()
     file = np.searchsorted(base, extents.begin, side="right") - 1
     block_extent, block_consumers, block_nbytes, segments = _blocks(pieces, len(demands.consumer_sets), shift[file])
-    of_block, node = sets.nodes.explode(block_consumers)
-    owners, start = np.unique(block_extent, return_index=True)
-    assert len(owners) == len(extents), "an extent without a consumer"
+    start = np.searchsorted(block_extent, np.arange(len(extents) + 1))
+    assert (np.diff(start) > 0).all(), "an extent without a consumer"
     only_rank = np.full(len(extents), -1, np.int64)
-    if len(owners):
-        lowest = np.minimum.reduceat(sets.lowest[block_consumers], start)
-        only_rank = np.where(lowest == np.maximum.reduceat(sets.highest[block_consumers], start), lowest, -1)
+    if len(extents):
+        lowest = np.minimum.reduceat(sets.lowest[block_consumers], start[:-1])
+        only_rank = np.where(lowest == np.maximum.reduceat(sets.highest[block_consumers], start[:-1]), lowest, -1)
+    nodes, need = _nodes(Grouped(start, block_consumers), sets.nodes, block_nbytes)
     return Cut(
         file=file,
         begin=extents.begin + shift[file],
         end=extents.end + shift[file],
         only_rank=only_rank,
-        nodes=Grouped.from_pairs(block_extent[of_block], node, len(extents)),
+        nodes=nodes,
+        need=need,
         set_nodes=sets.nodes,
         block_extent=block_extent,
         block_consumers=block_consumers,
         block_nbytes=block_nbytes,
         segments=segments,
     )
+
+
+def _nodes(sets_of_extent: Grouped, nodes_of_set: Grouped, block_nbytes: Int64Array) -> tuple[Grouped, Float64Array]:
+    """By extent, the nodes of its sets, and of its bytes the share that each needs.
+
+    Worked out once for all extents with the same sets, the share as their mean: there are few such kinds, while the
+    sets of a wide mesh have many nodes each.
+    """
+    kinds: dict[bytes, int] = {}
+    first = sets_of_extent.first.tolist()
+    members = [sets_of_extent.values[begin:end].tobytes() for begin, end in pairwise(first)]
+    kind = np.array([kinds.setdefault(key, len(kinds)) for key in members], np.int64)
+    listed = group_sets([tuple(np.frombuffer(key, np.int64).tolist()) for key in kinds])
+    of_extent, within = expand(sets_of_extent.counts)
+    nbytes = np.bincount(listed.first[kind[of_extent]] + within, weights=block_nbytes, minlength=len(listed.values))
+    owner = np.repeat(np.arange(len(listed), dtype=np.int64), listed.counts)
+    position, node = nodes_of_set.explode(listed.values)
+    of_kind = Grouped.from_pairs(owner[position], node, len(listed))
+    width = int(node.max(initial=0)) + 1
+    keys = np.repeat(np.arange(len(listed), dtype=np.int64), of_kind.counts) * width + of_kind.values
+    row = np.searchsorted(keys, owner[position] * width + node)
+    needed = np.bincount(row, weights=nbytes[position], minlength=len(keys))
+    total = np.bincount(owner, weights=nbytes, minlength=len(listed))
+    share = needed / np.maximum(total, 1.0)[np.repeat(np.arange(len(listed)), of_kind.counts)]
+    of_row, step = expand(of_kind.counts[kind])
+    rows = of_kind.first[kind][of_row] + step
+    nodes = Grouped(np.concatenate([[0], np.cumsum(of_kind.counts[kind])]).astype(np.int64), of_kind.values[rows])
+    return nodes, share[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +171,8 @@ def _clip(rows: Rows, extents: Ranges, slices: SliceTable, num_sets: int) -> _Pi
     begin, run, stride = rows.begin[owner], rows.run[owner], rows.stride[owner]
     low = np.maximum(extents.begin[extent], begin) - begin
     high = np.minimum(extents.end[extent], rows.end[owner]) - begin
-    low_run, low_rest = np.divmod(_packed(low, run, stride), run)
-    high_run, high_rest = np.divmod(_packed(high, run, stride), run)
+    low_run, low_rest = np.divmod(packed(low, run, stride), run)
+    high_run, high_rest = np.divmod(packed(high, run, stride), run)
     same = low_run == high_run
     zero = np.zeros_like(run)
     # Three columns: the end of a run, whole runs, the begin of a run. Those that are empty are dropped below.
@@ -165,11 +201,6 @@ def _clip(rows: Rows, extents: Ranges, slices: SliceTable, num_sets: int) -> _Pi
         dst=rows.dst[owner3] + index * rows.dst_stride[owner3] + within,
         dst_stride=np.where(several, rows.dst_stride[owner3], length),
     )
-
-
-def _packed(position: Int64Array, run: Int64Array, stride: Int64Array) -> Int64Array:
-    index, rest = np.divmod(position, stride)
-    return index * run + np.minimum(rest, run)
 
 
 def _blocks(

@@ -14,10 +14,22 @@ import numpy.typing as npt
 
 from megamind_ray.core.demands import Demands, Int64Array, SliceTable
 from megamind_ray.core.manifest import FileInfo
-from megamind_ray.planning.columns import Grouped, distinct, expand, group_sets
+from megamind_ray.planning.columns import Grouped, expand, group_sets
 from megamind_ray.units import MIB
 
-__all__ = ["STRIDED_GAP_BYTES", "Grid", "Ranges", "Rows", "Sets", "extents_of", "rows_of", "sets_of"]
+__all__ = [
+    "STRIDED_GAP_BYTES",
+    "ChunkUse",
+    "Grid",
+    "Ranges",
+    "Rows",
+    "Sets",
+    "chunk_use",
+    "extents_of",
+    "packed",
+    "rows_of",
+    "sets_of",
+]
 
 # A strided slice with smaller gaps is read in one piece: another read costs about as much as this many bytes do.
 STRIDED_GAP_BYTES = MIB
@@ -87,6 +99,23 @@ class Sets:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkUse:
+    """Which sets of ranks need how much of the chunks that somebody needs.
+
+    Attributes:
+        chunk: Those chunks, ascending.
+        kind: By chunk; chunks that the same sets need are of one kind.
+        sets: By kind, the sets.
+        nbytes: By entry of ``sets``, the bytes that the set needs of all chunks of the kind together.
+    """
+
+    chunk: Int64Array
+    kind: Int64Array
+    sets: Grouped
+    nbytes: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Ranges:
     """Disjoint ascending ranges at global positions."""
 
@@ -97,26 +126,26 @@ class Ranges:
         return len(self.begin)
 
 
-def extents_of(rows: Rows, sets: Sets, grid: Grid, *, apart: bool) -> Ranges:
+def extents_of(rows: Rows, use: ChunkUse, sets: Sets, grid: Grid, *, apart: bool) -> Ranges:
     """Extents: runs of consecutive chunks of one class, no longer than ``grid.extent_bytes``.
 
     Args:
         rows: What is needed.
+        use: The same, by chunk.
         sets: By whom.
         grid: Files and sizes.
         apart: Give chunks that one rank alone needs extents of their own.
     """
     demanded = _demanded_ranges(rows, grid)
-    classes = _chunk_classes(rows, sets, grid, apart=apart)
     first = demanded.begin // grid.chunk_bytes
     owner, step = expand((demanded.end - 1) // grid.chunk_bytes - first + 1)
     chunk = first[owner] + step
     # A gap that was read over may hold a whole chunk that nobody needs.
-    needed = np.isin(chunk, classes.chunk)
+    needed = np.isin(chunk, use.chunk)
     owner, chunk = owner[needed], chunk[needed]
     if not len(chunk):
         return Ranges(chunk, chunk)
-    key = classes.key[np.searchsorted(classes.chunk, chunk)]
+    key = _class_keys(use, sets, apart=apart)[use.kind[np.searchsorted(use.chunk, chunk)]]
     fresh = (np.diff(owner) != 0) | (np.diff(chunk) != 1) | (np.diff(key) != 0)
     run_start = np.concatenate([[0], np.flatnonzero(fresh) + 1])
     position = np.arange(len(chunk)) - np.repeat(run_start, np.diff(np.append(run_start, len(chunk))))
@@ -168,38 +197,65 @@ def _demanded_ranges(rows: Rows, grid: Grid) -> Ranges:
     return Ranges(begin[starts], reach[ends])
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkClasses:
-    """``key[i]`` of ``chunk[i]``, ascending: consecutive chunks of one key may share an extent."""
+def chunk_use(rows: Rows, num_sets: int, grid: Grid) -> ChunkUse:
+    """Who needs how much of which chunk. Says nothing of nodes: it is the same for every placement."""
+    size, num_sets = grid.chunk_bytes, max(1, num_sets)
+    first = rows.begin // size
+    owner, step = expand((rows.end - 1) // size - first + 1)
+    chunk = first[owner] + step
+    begin, run, stride = rows.begin[owner], rows.run[owner], rows.stride[owner]
+    low = np.maximum(chunk * size, begin) - begin
+    high = np.minimum((chunk + 1) * size, rows.end[owner]) - begin
+    nbytes = packed(high, run, stride) - packed(low, run, stride)
+    keys = chunk * num_sets + rows.consumers[owner]
+    order = np.argsort(keys)
+    keys, nbytes = keys[order], nbytes[order]
+    start = _starts(keys)
+    chunk, consumers = np.divmod(keys[start], num_sets)
+    needed = np.add.reduceat(nbytes, start).astype(np.float64) if len(start) else np.zeros(0)
+    first = _starts(chunk)
+    # Chunks with the same sets have the same sum of marks. A collision would only join two kinds of chunks in one
+    # extent, which is correct, if not the best.
+    marks = np.add.reduceat(_mark(consumers), first) if len(first) else np.zeros(0, np.uint64)
+    _, kind = np.unique(marks, return_inverse=True)
+    num_kinds = int(kind.max(initial=-1)) + 1
+    kind_of_pair = np.repeat(kind, np.diff(np.append(first, len(chunk))))
+    sets = Grouped.from_pairs(kind_of_pair, consumers, num_kinds)
+    listed = np.repeat(np.arange(num_kinds, dtype=np.int64), sets.counts) * num_sets + sets.values
+    part = np.searchsorted(listed, kind_of_pair * num_sets + consumers)
+    return ChunkUse(chunk[first], kind, sets, np.bincount(part, weights=needed, minlength=len(listed)))
 
-    chunk: Int64Array
-    key: Int64Array
+
+def packed(position: Int64Array, run: Int64Array, stride: Int64Array) -> Int64Array:
+    """How many bytes of runs lie before a position of a strided slice."""
+    index, rest = np.divmod(position, stride)
+    return index * run + np.minimum(rest, run)
 
 
-def _chunk_classes(rows: Rows, sets: Sets, grid: Grid, *, apart: bool) -> _ChunkClasses:
-    """The class of each chunk that somebody needs: its only rank, or else a fingerprint of its consumer nodes."""
-    first = rows.begin // grid.chunk_bytes
-    owner, step = expand((rows.end - 1) // grid.chunk_bytes - first + 1)
-    num_sets = max(1, len(sets.lowest))
-    pairs = distinct((first[owner] + step) * num_sets + rows.consumers[owner])
-    chunk, start = np.unique(pairs // num_sets, return_index=True)
-    if not len(chunk):
-        return _ChunkClasses(chunk, chunk)
-    consumers = pairs % num_sets
-    lowest = np.minimum.reduceat(sets.lowest[consumers], start)
-    highest = np.maximum.reduceat(sets.highest[consumers], start)
-    of_pair, node = sets.nodes.explode(consumers)
-    position = np.searchsorted(start, of_pair, side="right") - 1
-    nodes = Grouped.from_pairs(position, node, len(chunk))
-    marks = np.add.reduceat(_mark(nodes.values), nodes.first[:-1])
-    return _ChunkClasses(chunk, np.where((lowest == highest) & apart, lowest, -1 - (marks >> 1).astype(np.int64)))
+def _starts(ordered: Int64Array) -> Int64Array:
+    """Where equal values begin."""
+    return np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)])
 
 
-def _mark(node: Int64Array) -> npt.NDArray[np.uint64]:
-    """A well-mixed 64-bit number per node (splitmix64). Sums of them tell node sets apart; a collision would only join
-    two classes in one extent, which is correct, if not the best.
+def _class_keys(use: ChunkUse, sets: Sets, *, apart: bool) -> Int64Array:
+    """By kind of chunk, its class: its only rank, or else a fingerprint of its consumer nodes.
+
+    Consecutive chunks of one class may share an extent.
     """
-    mixed = (node.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    if not len(use.sets):
+        return np.zeros(0, np.int64)
+    lowest = np.minimum.reduceat(sets.lowest[use.sets.values], use.sets.first[:-1])
+    highest = np.maximum.reduceat(sets.highest[use.sets.values], use.sets.first[:-1])
+    of_pair, node = sets.nodes.explode(use.sets.values)
+    kind = np.searchsorted(use.sets.first, of_pair, side="right") - 1
+    nodes = Grouped.from_pairs(kind, node, len(use.sets))
+    marks = np.add.reduceat(_mark(nodes.values), nodes.first[:-1])
+    return np.where((lowest == highest) & apart, lowest, -1 - (marks >> 1).astype(np.int64))
+
+
+def _mark(number: Int64Array) -> npt.NDArray[np.uint64]:
+    """A well-mixed 64-bit number for each (splitmix64); sums of them tell sets apart."""
+    mixed = (number.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     result: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))

@@ -118,8 +118,8 @@ class SliceBuilder:
                 self._emit_rows(rows, parts, tensors, consumers)
             for stage in stages:
                 here = [at for at, held in enumerate(item.stages) if stage in held]
-                for dp, tp in places:
-                    self._emit_views(self._parallel.rank(Coords(stage, dp, tp)), tensors, names[:, here], item, layout)
+                mine = [self._parallel.rank(Coords(stage, dp, tp)) for dp, tp in places]
+                self._emit_views(np.array(mine, dtype=np.int64), tensors, names[:, here], item, layout)
 
     def _places(self, item: _Class) -> dict[Layout, list[tuple[int, int]]]:
         """Distinct local tensors of a stage, and the (dp, tp) that hold each."""
@@ -153,14 +153,17 @@ class SliceBuilder:
         for name, column in columns.items():
             self._slices[name].append(np.broadcast_to(column, shape).ravel())
 
-    def _emit_views(self, rank: int, tensors: Int64Array, names: Int64Array, item: _Class, layout: Layout) -> None:
+    def _emit_views(
+        self, ranks: Int64Array, tensors: Int64Array, names: Int64Array, item: _Class, layout: Layout
+    ) -> None:
+        """Views of all ranks that hold the same local tensors; ``names`` is ``[tensor, name]``."""
         num_bytes = item.entry.dtype.nbytes(math.prod(layout.shape))
         if num_bytes is None:
             raise RequestError(
                 f"{item.entry.names[0]}: a slice of shape {list(layout.shape)} does not fill whole bytes"
             )
         columns: dict[str, Int64Array | np.int64] = {
-            "rank": np.int64(rank),
+            "rank": ranks[:, None, None],
             "tensor": tensors[:, None],
             "name": names,
             "alias": np.minimum(np.arange(names.shape[1], dtype=np.int64), 1),
@@ -168,7 +171,7 @@ class SliceBuilder:
             "shape": np.int64(self._shapes.setdefault(layout.shape, len(self._shapes))),
         }
         for name, column in columns.items():
-            self._views[name].append(np.broadcast_to(column, names.shape).ravel())
+            self._views[name].append(np.broadcast_to(column, (len(ranks), *names.shape)).ravel())
 
 
 def _expert(entry: ModuleEntry) -> int:

@@ -9,13 +9,24 @@ from megamind_ray.config import PlacementConfig, RoutingConfig
 from megamind_ray.errors import RequestError
 from megamind_ray.policies.placement.base import PlacementPolicy
 from megamind_ray.policies.placement.best_fit import BestFitDecreasing
+from megamind_ray.policies.placement.exact import Exact
 from megamind_ray.policies.placement.first_fit import FirstFit
+from megamind_ray.policies.placement.largest_first import LargestFirst
+from megamind_ray.policies.placement.round_robin import RoundRobin
+from megamind_ray.policies.placement.topology_blind import TopologyBlind
 from megamind_ray.policies.routing.balanced import Balanced
 from megamind_ray.policies.routing.base import RoutingPolicy
 
 __all__ = ["PLACEMENT", "ROUTING", "placement_policy", "routing_policy"]
 
-PLACEMENT: Final[Mapping[str, Callable[[], PlacementPolicy]]] = {"best_fit": BestFitDecreasing, "first_fit": FirstFit}
+PLACEMENT: Final[Mapping[str, Callable[[], PlacementPolicy]]] = {
+    "best_fit": BestFitDecreasing,
+    "first_fit": FirstFit,
+    "round_robin": RoundRobin,
+    "largest_first": LargestFirst,
+    "topology_blind": TopologyBlind,
+    "exact": Exact,
+}
 ROUTING: Final[Mapping[str, Callable[[], RoutingPolicy]]] = {"balanced": Balanced}
 
 _PolicyT = TypeVar("_PolicyT")

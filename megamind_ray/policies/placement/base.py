@@ -8,6 +8,7 @@ from typing import Protocol
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.core.topology import Topology
+from megamind_ray.policies.costs import TransferCosts, TransferLoad
 
 __all__ = ["PlacementDecision", "PlacementPolicy", "PlacementRequest", "Seat"]
 
@@ -20,11 +21,15 @@ class PlacementRequest:
         parallel: The mesh.
         rank_bytes: Device memory that each rank needs, by rank.
         topology: The hardware; ``Gpu.free_bytes`` bounds what may go on a GPU.
+        costs: What bytes cost on it; None where only what fits is asked.
+        load: Which bytes ranks need; None with ``costs``.
     """
 
     parallel: Parallel
     rank_bytes: tuple[int, ...]
     topology: Topology
+    costs: TransferCosts | None = None
+    load: TransferLoad | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

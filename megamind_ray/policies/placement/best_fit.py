@@ -1,8 +1,11 @@
-"""Best-Fit Decreasing over gangs of ranks that talk to each other, with a topology cost (docs/design/0005).
+"""Best-Fit Decreasing over gangs of ranks that talk to each other, within a deadline for the load (docs/design/0005).
 
 The item is a *gang*: the tp ranks of one (pp, dp), or with ep > 1 first the whole stage. The bin is a *domain*: an
 NVLink group, a NUMA node, a node, or as a last resort all nodes together. Items are taken in decreasing bytes; among
 the domains that hold an item the closest-knit wins, then the nearest to its neighbouring stages, then the tightest.
+
+Where the costs of the load are known, a domain holds a gang only if its disks, links and processors are done with it by
+a deadline, and the deadline is made as short as it can be. What is close-knit stays so: see ``locality``.
 """
 
 from __future__ import annotations
@@ -11,33 +14,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
+
 from megamind_ray.core.ids import NodeId
-from megamind_ray.core.parallel import Coords, Parallel
-from megamind_ray.core.topology import Gpu, Node, Topology
+from megamind_ray.core.parallel import Coords
 from megamind_ray.policies.placement.base import PlacementDecision, PlacementRequest, Seat
+from megamind_ray.policies.placement.deadline import Deadline, Traffic
+from megamind_ray.policies.placement.descent import descend
+from megamind_ray.policies.placement.domains import Domain, Level, Slot, domains, few_nodes, gangs, slots
+from megamind_ray.policies.placement.locality import Group, groups_of, is_kept
+from megamind_ray.policies.placement.makespan import Makespan
+from megamind_ray.policies.placement.relaxation import least_seconds
 from megamind_ray.units import format_bytes
 
 __all__ = ["BestFitDecreasing"]
 
-_NVLINK, _NUMA, _NODE, _CLUSTER = range(4)
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """A GPU that may take one rank; ``order`` is its place in the topology."""
-
-    order: int
-    node: Node
-    gpu: Gpu
-
-
-@dataclass(frozen=True, slots=True)
-class _Domain:
-    """GPUs that reach each other at one level."""
-
-    level: int
-    label: str
-    slots: tuple[_Slot, ...]
+# A placement that is so near to what none can beat is not improved.
+_GOOD_ENOUGH = 1.01
+# One that is so much sooner is worth another node, gang by gang less tight.
+_WORTH = 0.995
+_NUM_DEADLINES, _NUM_DEADLINES_OF_LARGE = 8, 3
+# Improving exchange by exchange is for meshes that people look at; it costs seconds beyond them.
+_MAX_DESCENT_RANKS = 128
 
 
 class BestFitDecreasing:
@@ -48,169 +46,312 @@ class BestFitDecreasing:
     def place(self, request: PlacementRequest) -> PlacementDecision:
         """See ``PlacementPolicy``.
 
-        The tightest single node that holds the whole mesh is taken where there is one; no stage boundary crosses the
-        network then. Otherwise gangs spread over the cluster. Where keeping gangs together leaves a rank without a
-        GPU, ranks are placed one by one, which finds a placement if there is any.
+        A single node that holds the whole mesh is taken where there is one, the one that loads it soonest, then the
+        tightest; no stage boundary crosses the network then. Otherwise gangs spread over the cluster. Where keeping
+        gangs together leaves a rank without a GPU, ranks are placed one by one, which finds a placement if there is
+        any.
         """
-        nodes = sorted(request.topology.nodes, key=lambda node: sum(gpu.free_bytes for gpu in node.gpus))
-        for node in nodes:
-            if len(node.gpus) >= request.parallel.world:
-                decision = _Attempt(replace(request, topology=replace(request.topology, nodes=(node,)))).run()
-                if not decision.unplaced:
-                    return decision
-        decision = _Attempt(request).run()
-        return decision if not decision.unplaced else _one_by_one(request)
+        every = slots(request.topology)
+        clock = _Clock.of(request)
+        best = _on_one_node(request, every, clock) or _Attempt(request, every).run()
+        if len(best) < request.parallel.world:
+            return _one_by_one(request)
+        if clock is not None:
+            best = _sooner(request, every, best, clock)
+        seats = [best[rank] for rank in request.parallel.ranks]
+        return PlacementDecision(seats=tuple(_seat(request, rank, taken) for rank, taken in enumerate(seats)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """The slot of a rank, and why that one."""
+
+    slot: Slot
+    reason: str
+
+
+_Placed = dict[int, _Taken]
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """What tells how long a placement takes to load."""
+
+    makespan: Makespan
+    traffic: Traffic
+
+    @classmethod
+    def of(cls, request: PlacementRequest) -> _Clock | None:
+        if request.costs is None or request.load is None:
+            return None
+        makespan = Makespan(request.costs, request.load, request.parallel.world)
+        return cls(makespan, Traffic(request.costs, request.load, request.parallel, makespan.rank_bytes))
+
+    def seconds(self, placed: _Placed) -> float:
+        return self.makespan.seconds(np.array([placed[rank].slot.order for rank in range(len(placed))], np.int64))
+
+
+def _seat(request: PlacementRequest, rank: int, taken: _Taken) -> Seat:
+    left = format_bytes(taken.slot.gpu.free_bytes - request.rank_bytes[rank])
+    return Seat(node=taken.slot.node.id, gpu=taken.slot.gpu.index, reason=f"{taken.reason}; {left} stays free")
+
+
+def _on_one_node(request: PlacementRequest, every: Sequence[Slot], clock: _Clock | None) -> _Placed | None:
+    """The mesh on the tightest node of those that load it soonest; None where no node holds it."""
+    best: tuple[float, _Placed] | None = None
+    seen: set[object] = set()
+    nodes = sorted(request.topology.nodes, key=lambda node: sum(gpu.free_bytes for gpu in node.gpus))
+    for node in nodes:
+        hardware = replace(node, id=NodeId(""), address="", rack=None)
+        if len(node.gpus) < request.parallel.world or hardware in seen:
+            continue
+        seen.add(hardware)
+        here = [slot for slot in every if slot.node is node]
+        placed = _Attempt(request, here).run()
+        if len(placed) < request.parallel.world:
+            continue
+        if clock is None:
+            return placed
+        placed = _sooner(request, here, placed, clock)
+        seconds = clock.seconds(placed)
+        if best is None or seconds < best[0] * _WORTH:
+            best = (seconds, placed)
+    return None if best is None else best[1]
+
+
+def _sooner(request: PlacementRequest, every: Sequence[Slot], first: _Placed, clock: _Clock) -> _Placed:
+    """The first placement, or one as close-knit that is loaded earlier."""
+    groups = groups_of(request.parallel, _slots_of(first))
+    least_s = least_seconds(request, groups)
+    best, best_s = first, clock.seconds(first)
+    last_level = max(group.level for group in groups)
+    # Twice: in the middle of what is left between a deadline that was not kept and the best that was.
+    early_s = least_s
+    is_large = request.parallel.world > _MAX_DESCENT_RANKS
+    for _ in range(_NUM_DEADLINES_OF_LARGE if is_large else _NUM_DEADLINES):
+        if best_s <= least_s * _GOOD_ENOUGH or early_s >= best_s * _WORTH:
+            break
+        deadline_s = (early_s + best_s) / 2 if early_s > least_s else min(least_s * _GOOD_ENOUGH, best_s)
+        placed = _Attempt(request, every, Deadline(deadline_s, clock.traffic), last_level=last_level).run()
+        seconds = clock.seconds(placed) if _is_as_close(request, placed, groups) else np.inf
+        if seconds < best_s * _WORTH:
+            best, best_s = placed, seconds
+        else:
+            early_s = max(deadline_s, early_s * (1 + 1e-9))
+    if best_s > least_s * _GOOD_ENOUGH and request.parallel.world <= _MAX_DESCENT_RANKS:
+        return _descended(request, every, best, clock, least_s * _GOOD_ENOUGH)
+    return best
+
+
+def _is_as_close(request: PlacementRequest, placed: _Placed, groups: Sequence[Group]) -> bool:
+    return len(placed) == request.parallel.world and is_kept(groups, _slots_of(placed))
+
+
+def _descended(
+    request: PlacementRequest, every: Sequence[Slot], placed: _Placed, clock: _Clock, enough_s: float
+) -> _Placed:
+    taken = _slots_of(placed)
+    better = descend(request, every, taken, clock.makespan, groups_of(request.parallel, taken), enough_s)
+    reason = "{} exchanged for one that loads sooner"
+    return {
+        rank: placed[rank]
+        if slot is taken[rank]
+        else _Taken(slot, reason.format(f"GPU {taken[rank].node.id}:{taken[rank].gpu.index}"))
+        for rank, slot in enumerate(better)
+    }
+
+
+def _slots_of(placed: _Placed) -> list[Slot]:
+    return [placed[rank].slot for rank in range(len(placed))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A domain that holds a gang: what is left there, and which slot each rank would take."""
+
+    left: tuple[int, int, int]
+    chosen: tuple[tuple[int, Slot], ...]
 
 
 class _Attempt:
-    """One pass over all gangs; ``taken`` and ``seats`` grow as gangs are placed."""
+    """One pass over all gangs; ``taken`` and ``placed`` grow as gangs are placed."""
 
-    def __init__(self, request: PlacementRequest) -> None:
+    def __init__(
+        self,
+        request: PlacementRequest,
+        every: Sequence[Slot],
+        deadline: Deadline | None = None,
+        *,
+        last_level: Level = Level.CLUSTER,
+    ) -> None:
         self.parallel = request.parallel
         self.need = request.rank_bytes
-        self.domains = _domains(request.topology)
-        self.rack_of = {node.id: node.rack for node in request.topology.nodes}
+        self.deadline = deadline
+        self.last_level = last_level
+        self.domains = domains(every)
         self.taken: set[int] = set()
-        self.seats: dict[int, Seat] = {}
+        self.placed: _Placed = {}
+        # What holds for one gang holds for all that are alike, until somebody takes a slot of the domain's node.
+        self.fits: dict[object, dict[int, tuple[int, _Fit | None]]] = {}
+        self.version: dict[int, int] = {}
+        self._num_asked = 0
 
-    def run(self) -> PlacementDecision:
-        for gang in self._in_decreasing_bytes(_gangs(self.parallel)):
+    def run(self) -> _Placed:
+        """Seats by rank; ranks of gangs that nothing holds are missing."""
+        for gang in self._in_decreasing_bytes(gangs(self.parallel)):
+            if self.deadline is not None and len(self.placed) < self._num_asked:
+                break  # a gang found no domain that is done in time
+            self._num_asked += len(gang)
             # An expert-parallel stage exchanges tokens among all its ranks: keep it together if any domain can.
             whole = len(gang) > self.parallel.tp
-            if self._place(gang, last_level=_NODE if whole else _CLUSTER) or not whole:
+            if self._place(gang, last_level=Level.NODE if whole else self.last_level) or not whole:
                 continue
             tp = self.parallel.tp
             for part in self._in_decreasing_bytes([gang[i : i + tp] for i in range(0, len(gang), tp)]):
-                self._place(part, last_level=_CLUSTER)
-        return PlacementDecision(seats=tuple(self.seats.get(rank) for rank in self.parallel.ranks))
+                self._place(part, last_level=self.last_level)
+        return self.placed
 
     def _in_decreasing_bytes(self, gangs: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
         return sorted(gangs, key=lambda gang: -sum(self.need[rank] for rank in gang))
 
-    def _place(self, gang: tuple[int, ...], *, last_level: int) -> bool:
-        best: tuple[tuple[int, ...], _Domain, tuple[_Slot, ...]] | None = None
-        for domain in self.domains:
-            # A rank alone talks to nobody over NVLink: for it only tightness counts, whatever the domain.
-            looser = best is not None and len(gang) > 1 and domain.level > best[1].level
-            if domain.level > last_level or looser:
+    def _place(self, gang: tuple[int, ...], *, last_level: Level) -> bool:
+        best: tuple[tuple[int, ...], Domain, _Fit] | None = None
+        alone = len(gang) == 1
+        near = self._neighbours(gang)
+        fits = self.fits.setdefault(self._kind(gang), {})
+        for position, domain in enumerate(self.domains):
+            # A rank alone talks to nobody over NVLink: for it only tightness counts, whatever the domain, and every GPU
+            # is in the domain of its node.
+            looser = best is not None and not alone and domain.level > best[1].level
+            if domain.level > last_level or looser or (alone and domain.level is Level.CLUSTER):
                 break
-            free = [slot for slot in domain.slots if slot.order not in self.taken]
-            chosen = self._choose(gang, free, spans_nodes=domain.level == _CLUSTER)
-            if chosen is None:
-                continue
-            left = sum(slot.gpu.free_bytes for slot in free) - sum(self.need[rank] for rank in gang)
-            cost = (self._distance(gang, chosen), len(free) - len(gang), left, chosen[0].order)
-            if best is None or cost < best[0]:
-                best = (cost, domain, chosen)
+            fit = self._fit(gang, position, domain, fits)
+            if fit is not None:
+                cost = (near.distance(domain, fit), *fit.left)
+                if best is None or cost < best[0]:
+                    best = (cost, domain, fit)
         if best is None:
             return False
-        self._seat(gang, best[1], best[2])
+        self._take(gang, best[1], best[2])
         return True
 
-    def _choose(self, gang: tuple[int, ...], free: list[_Slot], *, spans_nodes: bool) -> tuple[_Slot, ...] | None:
-        """The slots for a gang, or None. Largest rank first, each on the smallest GPU that holds it."""
+    def _kind(self, gang: tuple[int, ...]) -> object:
+        sizes = tuple(self.need[rank] for rank in gang)
+        return sizes if self.deadline is None else (sizes, self.deadline.traffic.kind(gang))
+
+    def _fit(
+        self, gang: tuple[int, ...], position: int, domain: Domain, fits: dict[int, tuple[int, _Fit | None]]
+    ) -> _Fit | None:
+        version = len(self.taken)
+        if domain.level is not Level.CLUSTER:
+            version = self.version.get(domain.slots[0].node_index, 0)
+            known = fits.get(position)
+            if known is not None and known[0] == version:
+                fit = known[1]
+                # Another gang of the same kind: the same slots, in the order of its own ranks.
+                return fit and replace(fit, chosen=tuple((gang[at], slot) for at, (_, slot) in enumerate(fit.chosen)))
+        free = [slot for slot in domain.slots if slot.order not in self.taken]
+        chosen = self._choose(gang, free, spans_nodes=domain.level is Level.CLUSTER)
+        fit = None
+        if chosen is not None:
+            left = sum(slot.gpu.free_bytes for slot in free) - sum(self.need[rank] for rank in gang)
+            first = min(slot.order for slot in chosen.values())
+            fit = _Fit((len(free) - len(gang), left, first), tuple((rank, chosen[rank]) for rank in gang))
+        fits[position] = (version, fit)
+        return fit
+
+    def _choose(self, gang: tuple[int, ...], free: list[Slot], *, spans_nodes: bool) -> dict[int, Slot] | None:
+        """The slot of each rank, or None. Largest rank first, each on the smallest GPU that holds it."""
         if len(free) < len(gang):
             return None
-        needs = sorted((self.need[rank] for rank in gang), reverse=True)
-        free = _fewest_nodes(free, needs) if spans_nodes else list(free)
-        chosen: list[_Slot] = []
-        for need in needs:
-            fitting = [slot for slot in free if slot.gpu.free_bytes >= need]
+        ranks = sorted(gang, key=lambda rank: -self.need[rank])
+        free = few_nodes(free, [self.need[rank] for rank in ranks]) if spans_nodes else list(free)
+        trial = None if self.deadline is None else self.deadline.trial(gang)
+        if trial is not None and not spans_nodes and not trial.allows_all(free[0]):
+            return None
+        allows = None if trial is None else trial.allows if spans_nodes else trial.allows_link
+        chosen: dict[int, Slot] = {}
+        for rank in ranks:
+            fitting = [
+                slot
+                for slot in free
+                if slot.gpu.free_bytes >= self.need[rank] and (allows is None or allows(rank, slot))
+            ]
             if not fitting:
                 return None
             # Over several nodes the order of the nodes counts for more than tightness within one.
             slot = fitting[0] if spans_nodes else min(fitting, key=lambda slot: slot.gpu.free_bytes)
             free.remove(slot)
-            chosen.append(slot)
-        return tuple(sorted(chosen, key=lambda slot: slot.order))
+            chosen[rank] = slot
+            if trial is not None:
+                trial.add(rank, slot)
+        return self._dealt(ranks, chosen)
 
-    def _distance(self, gang: tuple[int, ...], chosen: Sequence[_Slot]) -> int:
-        """0 where a neighbouring stage is on the same node (or none is placed yet), 1 in its rack, else 2."""
-        mine = {slot.node.id for slot in chosen}
-        racks = {self.rack_of[node] for node in mine} - {None}
-        near = [seat.node for rank in gang for seat in self._neighbours(self.parallel.coords(rank))]
-        if not near or any(node in mine for node in near):
-            return 0
-        return 1 if any(self.rack_of[node] in racks for node in near) else 2
-
-    def _neighbours(self, at: Coords) -> list[Seat]:
-        stages = [pp for pp in (at.pp - 1, at.pp + 1) if 0 <= pp < self.parallel.pp]
-        ranks = [self.parallel.rank(Coords(pp, at.dp, at.tp)) for pp in stages]
-        return [self.seats[rank] for rank in ranks if rank in self.seats]
-
-    def _seat(self, gang: tuple[int, ...], domain: _Domain, chosen: tuple[_Slot, ...]) -> None:
+    def _dealt(self, ranks: Sequence[int], chosen: dict[int, Slot]) -> dict[int, Slot]:
         """Larger ranks on GPUs with more free memory; among equal ranks, rank order follows GPU order."""
-        ranks = sorted(gang, key=lambda rank: -self.need[rank])
-        slots = sorted(chosen, key=lambda slot: -slot.gpu.free_bytes)
+        free = list(chosen.values())
+        if self.deadline is None:
+            free.sort(key=lambda slot: (-slot.gpu.free_bytes, slot.order))
+        dealt: dict[int, Slot] = {}
+        for _, equal in groupby(ranks, key=lambda rank: self.need[rank]):
+            group = list(equal)
+            mine, free = free[: len(group)], free[len(group) :]
+            dealt |= zip(group, sorted(mine, key=lambda slot: slot.order), strict=True)
+        return dealt
+
+    def _neighbours(self, gang: tuple[int, ...]) -> _Near:
+        nodes: set[int] = set()
+        racks: set[str | None] = set()
+        for rank in gang:
+            at = self.parallel.coords(rank)
+            for pp in (at.pp - 1, at.pp + 1):
+                if 0 <= pp < self.parallel.pp:
+                    taken = self.placed.get(self.parallel.rank(Coords(pp, at.dp, at.tp)))
+                    if taken is not None:
+                        nodes.add(taken.slot.node_index)
+                        racks.add(taken.slot.node.rack)
+        return _Near(nodes, racks - {None})
+
+    def _take(self, gang: tuple[int, ...], domain: Domain, fit: _Fit) -> None:
         pp, dp = self.parallel.coords(gang[0]).pp, self.parallel.coords(gang[0]).dp
         who = f"{len(gang)} rank{'s' if len(gang) > 1 else ''} of stage {pp}" + (
             "" if len(gang) > self.parallel.tp else f", dp={dp}"
         )
-        why = f"{who} ({format_bytes(sum(self.need[rank] for rank in gang))}): tightest fit in {domain.label}"
-        for _, equal in groupby(ranks, key=lambda rank: self.need[rank]):
-            group = list(equal)
-            for rank, slot in zip(group, sorted(slots[: len(group)], key=lambda slot: slot.order), strict=True):
-                left = format_bytes(slot.gpu.free_bytes - self.need[rank])
-                self.seats[rank] = Seat(node=slot.node.id, gpu=slot.gpu.index, reason=f"{why}; {left} stays free")
-                self.taken.add(slot.order)
-            slots = slots[len(group) :]
+        in_time = "" if self.deadline is None else f" of those that load within {self.deadline.seconds:.3g} s"
+        why = f"{who} ({format_bytes(sum(self.need[rank] for rank in gang))}): tightest fit in {domain.label}{in_time}"
+        for rank, slot in fit.chosen:
+            self.placed[rank] = _Taken(slot, why)
+            self.taken.add(slot.order)
+            self.version[slot.node_index] = self.version.get(slot.node_index, 0) + 1
+        if self.deadline is not None:
+            self.deadline.take(gang, fit.chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """Where the neighbouring stages of a gang are."""
+
+    nodes: set[int]
+    racks: set[str | None]
+
+    def distance(self, domain: Domain, fit: _Fit) -> int:
+        """0 where a neighbouring stage is on the same node (or none is placed yet), 1 in its rack, else 2."""
+        if not self.nodes:
+            return 0
+        here = [slot for _, slot in fit.chosen] if domain.level is Level.CLUSTER else domain.slots[:1]
+        if any(slot.node_index in self.nodes for slot in here):
+            return 0
+        return 1 if any(slot.node.rack in self.racks for slot in here) else 2
 
 
 def _one_by_one(request: PlacementRequest) -> PlacementDecision:
     """Largest rank first, each on the smallest free GPU that holds it: complete whenever any placement is."""
-    free = [(node.id, gpu) for node in request.topology.nodes for gpu in node.gpus]
+    free = sorted(slots(request.topology), key=lambda slot: slot.gpu.free_bytes)
     seats: dict[int, Seat] = {}
     for rank in sorted(request.parallel.ranks, key=lambda rank: -request.rank_bytes[rank]):
-        fitting = [item for item in free if item[1].free_bytes >= request.rank_bytes[rank]]
-        if fitting:
-            best = min(fitting, key=lambda item: item[1].free_bytes)
-            free.remove(best)
+        position = next((i for i, slot in enumerate(free) if slot.gpu.free_bytes >= request.rank_bytes[rank]), None)
+        if position is not None:
+            best = free.pop(position)
             reason = "smallest GPU that holds it; no placement that keeps gangs together fits"
-            seats[rank] = Seat(node=best[0], gpu=best[1].index, reason=reason)
+            seats[rank] = Seat(node=best.node.id, gpu=best.gpu.index, reason=reason)
     return PlacementDecision(seats=tuple(seats.get(rank) for rank in request.parallel.ranks))
-
-
-def _gangs(parallel: Parallel) -> list[tuple[int, ...]]:
-    size = parallel.dp * parallel.tp if parallel.ep > 1 else parallel.tp
-    return [tuple(range(first, first + size)) for first in range(0, parallel.world, size)]
-
-
-def _domains(topology: Topology) -> list[_Domain]:
-    """All domains, closest-knit first, in topology order within a level."""
-    slots: list[_Slot] = []
-    for node in topology.nodes:
-        for gpu in sorted(node.gpus, key=lambda gpu: gpu.index):
-            slots.append(_Slot(len(slots), node, gpu))
-    found: dict[tuple[int, NodeId, int | None], list[_Slot]] = {}
-    for slot in slots:
-        if slot.gpu.nvlink_group is not None:
-            found.setdefault((_NVLINK, slot.node.id, slot.gpu.nvlink_group), []).append(slot)
-        if slot.gpu.numa is not None:
-            found.setdefault((_NUMA, slot.node.id, slot.gpu.numa), []).append(slot)
-        found.setdefault((_NODE, slot.node.id, None), []).append(slot)
-    labels = {_NVLINK: "NVLink group {} of node {}", _NUMA: "NUMA node {} of node {}", _NODE: "node {1}"}
-    domains = [
-        _Domain(level, labels[level].format(part, node), tuple(members))
-        for (level, node, part), members in found.items()
-    ]
-    domains.append(_Domain(_CLUSTER, "several nodes (no single node holds the whole gang)", tuple(slots)))
-    return sorted(domains, key=lambda domain: domain.level)
-
-
-def _fewest_nodes(free: Sequence[_Slot], needs: Sequence[int]) -> list[_Slot]:
-    """Free slots in an order that touches few nodes when they are taken from the front.
-
-    Nodes with most useful GPUs come first, but the last one needed is the one with the fewest that are enough.
-    """
-    by_node: dict[NodeId, list[_Slot]] = {}
-    for slot in free:
-        by_node.setdefault(slot.node.id, []).append(slot)
-    useful = {node: sum(slot.gpu.free_bytes >= needs[-1] for slot in slots) for node, slots in by_node.items()}
-    order: list[_Slot] = []
-    missing = len(needs)
-    while by_node:
-        enough = [node for node in by_node if useful[node] >= missing > 0]
-        node = min(enough, key=useful.__getitem__) if enough else max(by_node, key=useful.__getitem__)
-        missing -= useful[node]
-        order += by_node.pop(node)
-    return order

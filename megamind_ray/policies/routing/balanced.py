@@ -1,8 +1,8 @@
-"""Readers chosen so that the busiest node is done as early as possible (docs/design/0005).
+"""Readers chosen so that the busiest resource is done as early as possible (docs/design/0005).
 
-Extents that one node consumes are read there. Extents that several nodes consume are shared out among these nodes by
-water-filling: each class of extents (equal consumer nodes) raises the finishing times of its nodes to a common level.
-Classes with fewer nodes have less choice and go first.
+Extents that one node consumes are read there. Extents that several nodes consume are shared out among these nodes
+(``policies.sharing``), class by class; a class is the extents with equal consumer nodes. What a reader costs includes
+what it sends: over its own network, into the others', and over the uplinks of racks.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from megamind_ray.core.demands import Int64Array
-from megamind_ray.core.topology import Node
+from megamind_ray.policies.costs import Float64Array, sums
 from megamind_ray.policies.routing.base import RoutingDecision, RoutingRequest
+from megamind_ray.policies.sharing import Busy, NodeClass, share_out
 
 __all__ = ["Balanced"]
-
-_Float64Array = npt.NDArray[np.float64]
 
 _REASONS = (
     "one rank needs it: the rank reads it itself",
@@ -29,7 +28,7 @@ _DIRECT, _SMALL, _POOL_ASKED, _ONE_NODE, _SEVERAL_NODES = range(5)
 
 
 class Balanced:
-    """Minimises the largest load over readers, in seconds of disk and network."""
+    """Minimises the largest load over disks, networks, uplinks, processors and memory, in seconds."""
 
     name = "balanced"
 
@@ -40,16 +39,13 @@ class Balanced:
         direct = single & large & request.allow_direct
         num_nodes = np.diff(request.first_node)
         node = request.nodes[request.first_node[:-1]]
-        load_s, kept = _fixed_load(request, node, num_nodes)
-        for members, extents in _classes(request, num_nodes):
-            seconds_per_byte = _seconds_per_byte(request, members)
-            room = _room(request, members, kept)
-            shares = _water_fill(load_s[members], seconds_per_byte, float(request.nbytes[extents].sum()), room)
-            chosen = members[_share_out(request.nbytes[extents], shares)]
-            node[extents] = chosen
-            read = np.bincount(chosen, weights=request.nbytes[extents], minlength=len(load_s))
-            load_s[members] += read[members] * seconds_per_byte
-            kept += read
+        busy, kept = _without_choice(request, node, num_nodes == 1, direct)
+        found = _classes(request, num_nodes)
+        classes = [_node_class(request, members, extents) for members, extents in found]
+        room = None if request.pool_room_bytes is None else np.maximum(request.pool_room_bytes - kept, 0.0)
+        shares = share_out(request.costs, busy, classes, room)
+        for (members, extents), share in zip(found, shares, strict=True):
+            node[extents] = members[_in_sequence(request.nbytes[extents], share)]
         reason = np.select(
             [direct, single & request.allow_direct, single, num_nodes == 1],
             [_DIRECT, _SMALL, _POOL_ASKED, _ONE_NODE],
@@ -68,51 +64,32 @@ def _classes(request: RoutingRequest, num_nodes: Int64Array) -> list[tuple[Int64
     return sorted(classes, key=lambda item: (len(item[0]), item[0].tolist()))
 
 
-def _fixed_load(
-    request: RoutingRequest, node: Int64Array, num_nodes: Int64Array
-) -> tuple[_Float64Array, _Float64Array]:
-    """Seconds of reading and bytes that each node has without a choice."""
-    alone = num_nodes == 1
+def _node_class(request: RoutingRequest, members: Int64Array, extents: Int64Array) -> NodeClass:
+    nbytes = request.nbytes[extents].astype(np.float64)
+    need = np.ones(len(members))
+    if request.need is not None:
+        rows = request.first_node[extents][:, None] + np.arange(len(members))
+        need = nbytes @ request.need[rows] / nbytes.sum()
+    return NodeClass(members, float(nbytes.sum()), need)
+
+
+def _without_choice(
+    request: RoutingRequest, node: Int64Array, alone: npt.NDArray[np.bool_], direct: npt.NDArray[np.bool_]
+) -> tuple[Busy, Float64Array]:
+    """What is busy, and the bytes that each node reads, before anything is shared out."""
+    costs, busy = request.costs, Busy.idle(request.costs)
     size = len(request.topology.nodes)
-    read = np.bincount(node[alone], weights=request.nbytes[alone], minlength=size).astype(np.float64)
-    return read * np.array([1 / _read_rate(item) for item in request.topology.nodes]), read
+    read = sums(node[alone], request.nbytes[alone], size)
+    pool = alone & ~direct
+    packed = sums(node[pool], request.nbytes[pool], size)
+    busy.nodes += read[:, None] * costs.read + packed[:, None] * costs.pack
+    busy.storage += float(read @ costs.storage)
+    if request.busy is not None:
+        busy.nodes += request.busy
+    return busy, read
 
 
-def _seconds_per_byte(request: RoutingRequest, members: Int64Array) -> _Float64Array:
-    """Time of a byte on the busier of disk and NIC: it is read once and sent to every other member."""
-    nodes = [request.topology.nodes[index] for index in members.tolist()]
-    hops = len(nodes) - 1
-    return np.array([max(1 / _read_rate(n), hops / n.nic_bytes_per_s if n.nics else 0.0) for n in nodes])
-
-
-def _read_rate(node: Node) -> float:
-    """Bytes/s from storage: the node's disks, else shared storage over its NICs; nodes of unknown rate count alike."""
-    return node.disk_bytes_per_s or node.nic_bytes_per_s or 1e9
-
-
-def _room(request: RoutingRequest, members: Int64Array, kept: _Float64Array) -> _Float64Array:
-    if request.pool_room_bytes is None:
-        return np.full(len(members), np.inf)
-    return np.maximum(request.pool_room_bytes[members] - kept[members], 0.0)
-
-
-def _water_fill(
-    load_s: _Float64Array, seconds_per_byte: _Float64Array, num_bytes: float, room: _Float64Array
-) -> _Float64Array:
-    """Bytes for each node so that they finish together; a node takes no more than its room while another has some."""
-    if room.sum() < num_bytes:
-        # Not all can be kept anyway: what does not fit is spread by time alone.
-        beyond = _water_fill(load_s + room * seconds_per_byte, seconds_per_byte, num_bytes - room.sum(), room + np.inf)
-        return room + beyond
-    low, high = float(load_s.min()), float((load_s + np.minimum(room, num_bytes) * seconds_per_byte).max())
-    for _ in range(100):
-        level = (low + high) / 2
-        filled = np.minimum(np.maximum((level - load_s) / seconds_per_byte, 0.0), room)
-        low, high = (level, high) if filled.sum() < num_bytes else (low, level)
-    return np.minimum(np.maximum((high - load_s) / seconds_per_byte, 0.0), room)
-
-
-def _share_out(nbytes: Int64Array, shares: _Float64Array) -> Int64Array:
+def _in_sequence(nbytes: Int64Array, shares: Float64Array) -> Int64Array:
     """Position in ``shares`` of each extent: runs of consecutive extents, so that each node reads files in sequence."""
     middle = np.cumsum(nbytes) - nbytes / 2
     bounds = np.cumsum(shares) * (float(nbytes.sum()) / max(float(shares.sum()), 1.0))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.topology import Topology
+from megamind_ray.policies.costs import Float64Array, TransferCosts
 
 __all__ = ["RoutingDecision", "RoutingPolicy", "RoutingRequest"]
 
@@ -20,11 +21,14 @@ class RoutingRequest:
 
     Attributes:
         topology: The hardware.
+        costs: What reading, cutting and sending bytes costs on it.
         nbytes: Size of each extent.
         only_rank: The rank that alone needs the extent, -1 where several do.
         first_node: One entry more than there are extents; the consumer nodes of extent ``i`` are
             ``nodes[first_node[i] : first_node[i + 1]]``, ascending.
         nodes: See ``first_node``.
+        need: By entry of ``nodes``, the share of the extent that the node needs; None where each needs all.
+        busy: ``[node, kind]``, seconds for which resources are busy whoever reads, as with copies; None for none.
         pool_room_bytes: By node, the bytes of blocks that can stay in its pool (bins to fill); None where blocks only
             pass through.
         allow_direct: Whether a rank may read for itself.
@@ -32,10 +36,13 @@ class RoutingRequest:
     """
 
     topology: Topology
+    costs: TransferCosts
     nbytes: Int64Array
     only_rank: Int64Array
     first_node: Int64Array
     nodes: Int64Array
+    need: Float64Array | None = None
+    busy: Float64Array | None = None
     pool_room_bytes: Int64Array | None = None
     allow_direct: bool = True
     min_direct_bytes: int = 0

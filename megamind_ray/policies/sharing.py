@@ -1,0 +1,238 @@
+"""Sharing out what several nodes need over those that could read it, so that the busiest resource is done early.
+
+A *class* is bytes that one set of nodes needs, each of them all or a part. Whichever member reads a byte sends it to
+the others; a byte that a member reads is one that it does not take in. For one class and a deadline the bytes that a
+member may read are therefore an interval: at most what its disks, processors and outgoing links can do by then, at
+least what its incoming links cannot; racks add intervals over their members. The smallest deadline for which the
+intervals leave room for all bytes is found by bisection. Several classes are shared out one after the other, smaller
+sets first because they have less choice, and each again against the rest until nothing improves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megamind_ray.core.demands import Int64Array
+from megamind_ray.policies.costs import Float64Array, TransferCosts, sums
+
+__all__ = ["Busy", "NodeClass", "share_out"]
+
+_STEPS = 40
+_SLACK = 1e-12
+_SWEEPS = 4
+# An improvement of the busiest resource that is worth another sweep.
+_WORTH = 1e-3
+# Stands for "no limit" in sums and products, where an infinity would make a nan.
+_NONE = 1e300
+_Ranges = tuple[Float64Array, Float64Array, Float64Array, Float64Array]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """Bytes that several nodes need.
+
+    Attributes:
+        members: The nodes, ascending; two or more.
+        nbytes: Distinct bytes.
+        need: By member, the share of the bytes that it needs.
+    """
+
+    members: Int64Array
+    nbytes: float
+    need: Float64Array
+
+
+@dataclass(slots=True)
+class Busy:
+    """Seconds for which resources are busy; changed in place.
+
+    Attributes:
+        nodes: ``[node, kind]``.
+        rack_in: ``[rack]``.
+        rack_out: ``[rack]``.
+        storage: Of the shared storage.
+    """
+
+    nodes: Float64Array
+    rack_in: Float64Array
+    rack_out: Float64Array
+    storage: float = 0.0
+
+    @classmethod
+    def idle(cls, costs: TransferCosts) -> Busy:
+        num_racks = len(costs.uplink)
+        return cls(np.zeros_like(costs.read), np.zeros(num_racks), np.zeros(num_racks))
+
+    @property
+    def seconds(self) -> float:
+        """Of the busiest resource."""
+        parts = (self.nodes, self.rack_in, self.rack_out)
+        return max(self.storage, *(float(part.max(initial=0.0)) for part in parts))
+
+    def add(self, costs: TransferCosts, item: NodeClass, read: Float64Array, sign: float = 1.0) -> None:
+        """Counts a class of which each member reads so many bytes; ``sign=-1`` takes it off again."""
+        total, members = float(read.sum()), item.members
+        here = read[:, None] * _per_byte(costs, item)
+        self.nodes[members] += sign * (here + ((total - read) * item.need)[:, None] * costs.take[members])
+        self.storage += sign * float(read @ costs.storage[members])
+        racks, index = np.unique(costs.rack[members], return_inverse=True)
+        if len(racks) > 1:
+            inside, need = sums(index, read, 0), sums(index, item.need, 0)
+            self.rack_in[racks] += sign * costs.uplink[racks] * need * (total - inside)
+            self.rack_out[racks] += sign * costs.uplink[racks] * (need.sum() - need) * inside
+
+
+def share_out(
+    costs: TransferCosts, busy: Busy, classes: Sequence[NodeClass], room: Float64Array | None = None
+) -> list[Float64Array]:
+    """By class, the bytes that each member reads; ``busy`` is left with all of them counted.
+
+    Args:
+        costs: Seconds per byte.
+        busy: What is busy without the classes.
+        classes: In the order in which they choose first; fewest members first is best.
+        room: By node, how many bytes it should read at most; what fits nowhere is shared out by time alone.
+    """
+    left = None if room is None else room.copy()
+    shares: list[Float64Array] = []
+    for item in classes:
+        shares.append(_taken(costs, busy, item, left))
+    if len(classes) < 2:
+        return shares
+    level = busy.seconds
+    for _ in range(_SWEEPS):
+        for position, item in enumerate(classes):
+            busy.add(costs, item, shares[position], -1.0)
+            if left is not None:
+                left[item.members] += shares[position]
+            shares[position] = _taken(costs, busy, item, left)
+        if busy.seconds > level * (1 - _WORTH):
+            break
+        level = busy.seconds
+    return shares
+
+
+def _taken(costs: TransferCosts, busy: Busy, item: NodeClass, left: Float64Array | None) -> Float64Array:
+    """The share of each member, counted in ``busy`` and taken from what room is ``left``."""
+    room = np.full(len(item.members), np.inf) if left is None else np.maximum(left[item.members], 0.0)
+    share = _share(costs, busy, item, room)
+    busy.add(costs, item, share)
+    if left is not None:
+        left[item.members] -= share
+    return share
+
+
+def _share(costs: TransferCosts, busy: Busy, item: NodeClass, room: Float64Array) -> Float64Array:
+    total = float(room.sum())
+    if total >= item.nbytes:
+        return _within(costs, busy, item, np.minimum(room, item.nbytes))
+    # Not all can be kept anyway: what does not fit is spread by time alone.
+    full = Busy(busy.nodes.copy(), busy.rack_in.copy(), busy.rack_out.copy())
+    full.add(costs, item, room)
+    rest = NodeClass(item.members, item.nbytes - total, item.need)
+    return room + _within(costs, full, rest, np.full(len(room), rest.nbytes))
+
+
+def _within(costs: TransferCosts, busy: Busy, item: NodeClass, room: Float64Array) -> Float64Array:
+    """The share of each member at the smallest deadline that leaves room for all bytes."""
+    taken = costs.take[item.members] * item.need[:, None]
+    base = busy.nodes[item.members] + item.nbytes * taken
+    slope = _per_byte(costs, item) - taken
+    ranges = _ranges(costs, busy, item, room, base, slope)
+    # A resource that reading neither loads nor spares does not count: it is as busy whoever reads.
+    late = max(float(np.where(slope != 0, base + item.nbytes * np.abs(slope), 0.0).max()), 1e-12)
+    early, found = 0.0, ranges(late)
+    while found is None:
+        early, late = late, 2 * late
+        found = ranges(late)
+    for _ in range(_STEPS):
+        middle = (early + late) / 2
+        better = ranges(middle)
+        early, late = (early, middle) if better is not None else (middle, late)
+        found = better or found
+    low, high, rack_low, rack_high = found
+    _, index = np.unique(costs.rack[item.members], return_inverse=True)
+    share = np.empty(len(low))
+    for rack, amount in enumerate(_fill(rack_low, rack_high, item.nbytes).tolist()):
+        here = index == rack
+        share[here] = _fill(low[here], high[here], amount)
+    return share
+
+
+def _ranges(
+    costs: TransferCosts, busy: Busy, item: NodeClass, room: Float64Array, base: Float64Array, slope: Float64Array
+) -> Callable[[float], _Ranges | None]:
+    """By deadline the least and most bytes by member, and by rack; None where they leave no room for all bytes."""
+    nodes = _Limits.of(base, slope)
+    racks, index = np.unique(costs.rack[item.members], return_inverse=True)
+    around = _rack_limits(costs, busy, item, racks, index) if len(racks) > 1 else None
+
+    def at(deadline_s: float) -> _Ranges | None:
+        least, most = nodes.at(deadline_s)
+        low, high = np.maximum(least.max(axis=1), 0.0), np.clip(most.min(axis=1), 0.0, room)
+        if (low > high).any():
+            return None
+        rack_low, rack_high = sums(index, low, 0), sums(index, high, 0)
+        if around is not None:
+            least, most = around.at(deadline_s)
+            rack_low, rack_high = np.maximum(rack_low, least), np.minimum(rack_high, np.maximum(most, 0.0))
+            if (rack_low > rack_high).any():
+                return None
+        # Rooms may add up to just the bytes, give or take a rounding.
+        enough = rack_low.sum() <= item.nbytes * (1 + _SLACK) and rack_high.sum() >= item.nbytes * (1 - _SLACK)
+        return (low, high, rack_low, rack_high) if enough else None
+
+    return at
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Bytes read at a deadline ``t``: at most ``(t - high) / high_s``, at least ``(low - t) / low_s``."""
+
+    high: Float64Array
+    high_s: Float64Array
+    low: Float64Array
+    low_s: Float64Array
+
+    @classmethod
+    def of(cls, base: Float64Array, slope: Float64Array) -> _Limits:
+        """From the seconds that are busy without reading, and those that a byte adds or spares."""
+        rising, falling = slope > 0, slope < 0
+        return cls(
+            high=np.where(rising, base, -_NONE),
+            high_s=np.where(rising, slope, 1.0),
+            low=np.where(falling, base, -_NONE),
+            low_s=np.where(falling, -slope, 1.0),
+        )
+
+    def at(self, deadline_s: float) -> tuple[Float64Array, Float64Array]:
+        return (self.low - deadline_s) / self.low_s, (deadline_s - self.high) / self.high_s
+
+
+def _rack_limits(costs: TransferCosts, busy: Busy, item: NodeClass, racks: Int64Array, index: Int64Array) -> _Limits:
+    """What is read inside a rack leaves it for each member outside; what is not enters it for each inside."""
+    need = sums(index, item.need, 0)
+    enter, leave = costs.uplink[racks] * need, costs.uplink[racks] * (need.sum() - need)
+    return _Limits(
+        high=np.where(leave > 0, busy.rack_out[racks], -_NONE),
+        high_s=np.where(leave > 0, leave, 1.0),
+        low=np.where(enter > 0, busy.rack_in[racks] + enter * item.nbytes, -_NONE),
+        low_s=np.where(enter > 0, enter, 1.0),
+    )
+
+
+def _per_byte(costs: TransferCosts, item: NodeClass) -> Float64Array:
+    """``[member, kind]``, seconds of a byte that the member reads."""
+    others = (item.need.sum() - item.need)[:, None]
+    result: Float64Array = costs.read[item.members] + costs.pack[item.members] + others * costs.send[item.members]
+    return result
+
+
+def _fill(low: Float64Array, high: Float64Array, amount: float) -> Float64Array:
+    """Values between the limits that add up to an amount, all equally far along their way."""
+    span = float((high - low).sum())
+    part = (amount - float(low.sum())) / span if span > 0 else 0.0
+    return low + (high - low) * min(max(part, 0.0), 1.0)
