@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from megamind_ray.config import IoConfig
-from megamind_ray.core.demands import Demands
+from megamind_ray.core.demands import Demands, Int64Array
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import DIRECT, Plan
 from megamind_ray.core.topology import Topology
+from megamind_ray.planning.block_runs import block_runs
 from megamind_ray.planning.columns import Grouped
 from megamind_ray.planning.cost import CostModel, ResourceKind, Step
 from megamind_ray.planning.grid import Grid, chunk_use, rows_of
@@ -107,16 +109,21 @@ class _Work:
                 yield self._model.verify(node), float(read[node])
 
     def _cuts(self) -> Iterator[tuple[Step, float]]:
-        segments = self._plan.tables["segments"]
-        block = segments["block"].to_numpy()
-        runs = np.bincount(block, weights=segments["num_runs"].to_numpy(), minlength=len(self._block_nbytes))
-        cutter = self._cutter[self._pooled]
-        nbytes = np.bincount(cutter, weights=self._block_nbytes[self._pooled], minlength=self._size)
-        num_runs = np.bincount(cutter, weights=runs[self._pooled], minlength=self._size)
-        for node in np.flatnonzero(nbytes).tolist():
-            # A cut costs so much a byte and so much a run: the mean run of all blocks costs what they cost together.
-            yield self._model.cut(node, float(nbytes[node] / num_runs[node])), float(nbytes[node])
-            yield self._model.put(node), float(nbytes[node])
+        runs, packed = block_runs(self._plan)
+        strided = np.flatnonzero(self._pooled & ~packed)
+        num_runs = np.bincount(self._cutter[strided], weights=runs[strided], minlength=self._size)
+        cut, summed = (self._cut_bytes(blocks) for blocks in (strided, np.flatnonzero(self._pooled & packed)))
+        for node in np.flatnonzero(cut + summed).tolist():
+            if cut[node]:
+                # So much a byte and so much a run: the mean run of all blocks costs what they cost together.
+                yield self._model.cut(node, float(cut[node] / num_runs[node])), float(cut[node])
+            yield self._model.cut(node, packed=True), float(summed[node])
+            yield self._model.put(node), float(cut[node] + summed[node])
+
+    def _cut_bytes(self, blocks: Int64Array) -> Float64Array:
+        """By node, the bytes of some blocks that it cuts."""
+        weights = self._block_nbytes[blocks].astype(np.float64)
+        return np.asarray(np.bincount(self._cutter[blocks], weights=weights, minlength=self._size), np.float64)
 
     def _hops(self) -> Iterator[tuple[Step, float]]:
         """Blocks to each consumer node but the one that cuts them."""
@@ -138,13 +145,18 @@ class _Work:
             yield self._model.put(node), taken
 
     def _copies(self) -> Iterator[tuple[Step, float]]:
-        by_set = np.bincount(self._consumers, weights=self._block_nbytes, minlength=len(self._sets))
-        owner, rank = self._sets.explode(np.arange(len(self._sets), dtype=np.int64))
-        nbytes = np.bincount(rank, weights=by_set[owner], minlength=len(self._node_of_rank))
+        taken, read = (self._rank_bytes(blocks) for blocks in (self._pooled, ~self._pooled))
         gpus = self._plan.tables["ranks"]["gpu"].to_pylist()
         for at, (node, gpu) in enumerate(zip(self._node_of_rank.tolist(), gpus, strict=True)):
             position = {item.index: place for place, item in enumerate(self._model.topology.nodes[node].gpus)}[gpu]
-            yield self._model.copy(node, position), float(nbytes[at])
+            yield self._model.copy(node, position), float(taken[at])
+            yield self._model.place(node, position), float(read[at])
+
+    def _rank_bytes(self, blocks: npt.NDArray[np.bool_]) -> Float64Array:
+        """By rank, the bytes that it consumes of some blocks."""
+        by_set = np.bincount(self._consumers[blocks], weights=self._block_nbytes[blocks], minlength=len(self._sets))
+        owner, rank = self._sets.explode(np.arange(len(self._sets), dtype=np.int64))
+        return np.asarray(np.bincount(rank, weights=by_set[owner], minlength=len(self._node_of_rank)), np.float64)
 
 
 def lower_bound(
@@ -218,8 +230,8 @@ def _request(
         parallel=demands.parallel,
         rank_bytes=tuple(rank_bytes or (0,) * demands.parallel.world),
         topology=model.topology,
-        # Runs as long as one likes are cut soonest.
-        costs=transfer_costs(model, verified=reference is not None),
+        # Blocks that need no cutting, and ranks that read for themselves where they may, take the least.
+        costs=transfer_costs(model, verified=reference is not None, packed=True, placed=direct),
         load=transfer_load(demands, use, direct=direct),
     )
 

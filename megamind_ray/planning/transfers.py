@@ -27,13 +27,22 @@ NODE_KINDS = (
 _COLUMN = {kind: column for column, kind in enumerate(NODE_KINDS)}
 
 
-def transfer_costs(model: CostModel, *, verified: bool = False, run_bytes: float = np.inf) -> TransferCosts:
+def transfer_costs(
+    model: CostModel,
+    *,
+    verified: bool = False,
+    run_bytes: float = np.inf,
+    packed: bool = False,
+    placed: bool = False,
+) -> TransferCosts:
     """Seconds of each resource for each byte of each step, from the model.
 
     Args:
         model: The hardware.
         verified: Whether the checkpoint has recorded checksums, which its reader computes.
         run_bytes: Mean length of a run in a block.
+        packed: Blocks lie in their extents as they are.
+        placed: Ranks read for themselves what they copy.
     """
     nodes = model.topology.nodes
     read, pack, storage = _zeros(model), _zeros(model), np.zeros(len(nodes))
@@ -41,7 +50,7 @@ def transfer_costs(model: CostModel, *, verified: bool = False, run_bytes: float
         steps = [model.read(index), *([model.verify(index)] if verified else [])]
         _count(model, steps, read[index], nodes[index].id)
         storage[index] = _of_kind(model, steps[0], ResourceKind.STORAGE)
-        _count(model, [model.cut(index, run_bytes), model.put(index)], pack[index], nodes[index].id)
+        _count(model, [model.cut(index, run_bytes, packed=packed), model.put(index)], pack[index], nodes[index].id)
     send, take = _wires(model)
     racks = {name: index for index, name in enumerate(dict.fromkeys(node.rack for node in nodes))}
     uplinks = {rack.name: 1 / rack.uplink_bytes_per_s for rack in model.topology.racks}
@@ -53,7 +62,7 @@ def transfer_costs(model: CostModel, *, verified: bool = False, run_bytes: float
         storage=storage,
         rack=np.array([racks[node.rack] for node in nodes], np.int64),
         uplink=np.array([uplinks.get(name, 0.0) if name is not None else 0.0 for name in racks]),
-        **_copies(model),
+        **_copies(model, placed=placed),
     )
 
 
@@ -68,12 +77,12 @@ def _wires(model: CostModel) -> tuple[Float64Array, Float64Array]:
     return send, take
 
 
-def _copies(model: CostModel) -> dict[str, Float64Array | Int64Array]:
+def _copies(model: CostModel, *, placed: bool) -> dict[str, Float64Array | Int64Array]:
     rows: list[Float64Array] = []
     node_of, device, switch_of, switches = list[int](), list[float](), list[int](), dict[int, float]()
     for index, node in enumerate(model.topology.nodes):
         for position in range(len(node.gpus)):
-            step = model.copy(index, position)
+            step = model.place(index, position) if placed else model.copy(index, position)
             row = np.zeros(len(NODE_KINDS))
             _count(model, [step], row, node.id)
             rows.append(row)

@@ -16,11 +16,11 @@ from megamind_ray.core.report import Kept, LoadReport
 from megamind_ray.core.timeline import Timeline
 from megamind_ray.core.topology import Topology
 from megamind_ray.errors import RequestError
+from megamind_ray.planning.bound import plan_bound
 from megamind_ray.planning.capacity import choose_keep_blocks, pool_budget_bytes
 from megamind_ray.sim.agent import Agent
 from megamind_ray.sim.driver import Driver, run_driver
 from megamind_ray.sim.faults import ExtentFault, WorkerLoss
-from megamind_ray.sim.needs import plan_bound
 from megamind_ray.sim.outcome import Outcome, build_report, build_timeline
 from megamind_ray.sim.plan_work import cut_work
 from megamind_ray.sim.work import Work
@@ -100,7 +100,7 @@ def simulate_plan(
         chunk_bytes=plan.chunk_bytes,
         max_samples=_max_samples(work),
     )
-    bound = plan_bound(world)
+    bound = plan_bound(plan, world.model)
     if not exact:
         world.fluid.resolution_s = bound.seconds / _num_moments(work)
     driver = _run(world, config, credit, faults)

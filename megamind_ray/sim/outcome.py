@@ -13,10 +13,10 @@ from megamind_ray.core.report import Kept, LoadReport, RankReport
 from megamind_ray.core.timeline import Timeline
 from megamind_ray.core.tracks import device_series
 from megamind_ray.errors import masked
+from megamind_ray.planning.bound import Bound
 from megamind_ray.planning.cost import ResourceKind
 from megamind_ray.sim.bottleneck import find_bottleneck
 from megamind_ray.sim.driver import Driver
-from megamind_ray.sim.needs import Bound
 from megamind_ray.sim.world import World, network_series
 
 __all__ = ["Outcome", "build_report", "build_timeline"]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import ExtentId, NodeId, Rank
 from megamind_ray.core.plan import DIRECT, Plan
+from megamind_ray.planning.block_runs import block_runs
 from megamind_ray.planning.columns import Grouped, distinct
 from megamind_ray.sim.work import Block, Unit, Work
 
@@ -77,7 +78,7 @@ class _Columns:
         grouped = Grouped.from_pairs(owner, _ints(pairs, "rank"), int(owner.max(initial=-1)) + 1)
         first, values = grouped.first.tolist(), [Rank(rank) for rank in grouped.values.tolist()]
         sets = tuple(tuple(values[first[i] : first[i + 1]]) for i in range(len(grouped)))
-        runs, packed = _runs(plan, len(blocks))
+        runs, packed = block_runs(plan)
         direct = np.array([word == DIRECT for word in extents["route"].to_pylist()], np.bool_)
         return cls(
             nbytes=end - begin,
@@ -124,21 +125,6 @@ class _Columns:
 
 def _ints(table: object, name: str) -> Int64Array:
     return np.asarray(table[name].to_numpy(), np.int64)  # type: ignore[index]
-
-
-def _runs(plan: Plan, num_blocks: int) -> tuple[Int64Array, _Bool]:
-    """By block, how many runs it is cut from, and whether it lies in its extent as it is."""
-    segments = plan.tables["segments"]
-    if not len(segments):
-        return np.zeros(num_blocks, np.int64), np.ones(num_blocks, np.bool_)
-    block, runs = _ints(segments, "block"), _ints(segments, "num_runs")
-    src, offset, length = (_ints(segments, name) for name in ("src_offset", "block_offset", "run_bytes"))
-    num_runs = np.bincount(block, weights=runs, minlength=num_blocks).astype(np.int64)
-    origin = src - offset
-    first = np.searchsorted(block, block)  # segments are grouped by block
-    lies_so = ((runs == 1) | (length * runs == 0)) & (origin == origin[first])
-    packed = np.bincount(block, weights=~lies_so, minlength=num_blocks) == 0
-    return num_runs, packed
 
 
 def _merge(columns: _Columns, unit_of_extent: Int64Array, *, by_nodes: bool) -> Int64Array:

@@ -31,7 +31,7 @@ class PooledBlock:
     waiting: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Letter:
     """A block for a consumer, and the ranks that it takes it for."""
 
