@@ -104,7 +104,7 @@ class _Work:
     def _reads(self) -> Iterator[tuple[Step, float]]:
         read = np.bincount(self._reader, weights=self._nbytes, minlength=self._size)
         for node in np.flatnonzero(read).tolist():
-            yield self._model.read(node), float(read[node])
+            yield self._model.read(node, self._plan.chunk_bytes), float(read[node])
             if self._plan.is_referenced:
                 yield self._model.verify(node), float(read[node])
 
