@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -116,9 +118,6 @@ def load_facts(plan: Plan, *, max_worker_restarts: int) -> LoadFacts:
     """What the state machine of the load needs to know of the plan."""
     columns = _Columns.of(plan)
     names = list(columns.nodes)
-    owner, rank = columns.sets.explode(columns.block_consumers)
-    consumers = Grouped.from_pairs(columns.block_extent[owner], rank, len(columns.begin))
-    first, ranks = consumers.first.tolist(), [Rank(value) for value in consumers.values.tolist()]
     used = set(plan.tables["ranks"]["node"].to_pylist()) | {names[i] for i in np.unique(columns.reader).tolist()}
     return LoadFacts(
         nodes=tuple(NodeId(name) for name in names if name in used),
@@ -127,9 +126,7 @@ def load_facts(plan: Plan, *, max_worker_restarts: int) -> LoadFacts:
             ExtentId(extent): NodeId(names[columns.reader[extent]])
             for extent in np.flatnonzero(~columns.direct).tolist()
         },
-        consumers={
-            ExtentId(extent): tuple(ranks[first[extent] : first[extent + 1]]) for extent in range(len(consumers))
-        },
+        consumers={ExtentId(extent): ranks for extent, ranks in enumerate(columns.consumers())},
         extent_bytes={ExtentId(extent): nbytes for extent, nbytes in enumerate((columns.end - columns.begin).tolist())},
         max_worker_restarts=max_worker_restarts,
     )
@@ -170,10 +167,24 @@ class _Columns:
             block_extent=_ints(blocks, "extent"),
             block_nbytes=_ints(blocks, "nbytes"),
             block_consumers=_ints(blocks, "consumers"),
-            first_segment=np.searchsorted(segments["block"].to_numpy(), np.arange(len(blocks) + 1)).astype(np.int64),
+            first_segment=_firsts(segments["block"].to_numpy(), len(blocks)),
             sets=Grouped.from_pairs(owner, _ints(pairs, "rank"), num_sets),
             segments=segments,
         )
+
+    def consumers(self) -> list[tuple[Rank, ...]]:
+        """By extent, its ranks. Extents with the same sets have the same tuple: wide meshes have large ones."""
+        first = _firsts(self.block_extent, len(self.begin)).tolist()
+        known: dict[bytes, tuple[Rank, ...]] = {}
+        found: list[tuple[Rank, ...]] = []
+        for begin, end in pairwise(first):
+            sets = self.block_consumers[begin:end]
+            key = sets.tobytes()
+            if key not in known:
+                _, ranks = self.sets.explode(sets)
+                known[key] = tuple(Rank(rank) for rank in np.unique(ranks).tolist())
+            found.append(known[key])
+        return found
 
     def consumed_by(self, ranks: Collection[Rank]) -> _Mask:
         """By block, whether one of the ranks consumes it."""
@@ -223,6 +234,11 @@ class _Columns:
         return {name: counts[index] for name, index in self.nodes.items() if name != node and counts[index]}
 
 
+def _firsts(ascending: npt.NDArray[np.integer[Any]], num: int) -> Int64Array:
+    """Where each value from 0 to ``num`` begins."""
+    return np.concatenate([[0], np.cumsum(np.bincount(ascending, minlength=num))]).astype(np.int64)
+
+
 def _ints(table: pa.Table, name: str) -> Int64Array:
     return np.asarray(table[name].to_numpy(), np.int64)
 
@@ -235,7 +251,8 @@ def _words(table: pa.Table, name: str) -> tuple[Int64Array, list[str]]:
 
 def _views(plan: Plan, rank: Rank) -> tuple[View, ...]:
     table = plan.tables["views"]
-    first, last = np.searchsorted(table["rank"].to_numpy(), [rank, rank + 1]).tolist()
+    # Both of one type: numpy would convert the whole column to that of the other.
+    first, last = np.searchsorted(table["rank"].to_numpy(), np.array([rank, rank + 1], np.int32)).tolist()
     rows = table.slice(first, last - first).to_pydict()
     dtypes = [DType[label] for label in plan.tables["tensors"]["dtype"].to_pylist()]
     return tuple(
@@ -259,7 +276,7 @@ def file_table(manifest: Manifest, chunk_bytes: int, files: Collection[int] | No
     reference = manifest.reference
     chosen = sorted(range(len(manifest.files)) if files is None else files)
     tensors: dict[int, list[tuple[int, int, str]]] = {file: [] for file in chosen}
-    for tensor in manifest.tensors.values():
+    for tensor in manifest.tensors.values() if chosen else ():
         if tensor.file in tensors:
             tensors[tensor.file].append((tensor.begin, tensor.end, tensor.name))
     return FileTable(

@@ -24,7 +24,7 @@ from megamind_ray.policies.placement.relaxation import least_seconds
 
 __all__ = ["Exact", "Solution", "solve"]
 
-_MAX_STEPS = 30_000
+_MAX_STEPS = 5_000
 # Placements that differ by less are equal: sharing out is exact to about this much.
 _EQUAL = 1e-6
 
