@@ -31,7 +31,8 @@ __all__ = ["MAX_FLOWS", "Simulation", "simulate_plan"]
 MAX_FLOWS = 1_200_000
 """Flows that are simulated before extents are merged: about 20 s of a processor."""
 
-_MAX_MOMENTS = 4_000  # at which rates are shared out, where flows begin and end all the time
+_MAX_MOMENTS = 10_000  # at which rates are shared out, where flows begin and end all the time
+_MIN_MOMENTS = 1_000
 _LANES_PER_MOMENT = 2_000_000  # sharing out takes as long as there are lanes
 _MIN_UNITS_IN_POOL = 4  # merged units leave room for as many at a time
 
@@ -72,7 +73,7 @@ def simulate_plan(
         max_flows: Of larger plans, consecutive extents are merged until about so many flows are left; the notes of the
             report say so.
         exact: Share out rates whenever a flow begins or ends, and merge nothing. By default what happens within
-            1/4,000 of the time that the load takes at least is handled together.
+            1/10,000 of the time that the load takes at least is handled together.
         started_at: For the report.
         release: For the event log.
 
@@ -207,4 +208,4 @@ def _max_samples(work: Work) -> int:
 def _num_moments(work: Work) -> int:
     relays = sum(len(peers) for peers in work.relays.values())
     num_lanes = len(work.node_of_rank) + 4 * len(work.nodes) + relays
-    return max(500, min(_MAX_MOMENTS, _LANES_PER_MOMENT // num_lanes))
+    return max(_MIN_MOMENTS, min(_MAX_MOMENTS, _LANES_PER_MOMENT // num_lanes))
