@@ -13,11 +13,13 @@ from megamind_ray.core.parallel import Parallel, Replicate, Rule, Shard
 from megamind_ray.core.tensor import DType, TensorInfo
 from megamind_ray.core.topology import Disk, Gpu, Nic, Node, Rack, Storage, Switch, Topology
 from megamind_ray.planning import build_demands
+from megamind_ray.planning.presets import preset, preset_names
 from megamind_ray.units import GIB, MIB
 
-__all__ = ["Case", "random_cases"]
+__all__ = ["Case", "preset_cases", "random_cases"]
 
 _GB = 10**9
+_MAX_STAGES = 16
 _MODEL_MIB = (4096, 16384, 65536)
 _RULES = (
     Rule(pattern="*.norm", placement=Replicate()),
@@ -146,3 +148,30 @@ def _manifest(num_layers: int, layer_mib: int) -> Manifest:
             infos[name] = TensorInfo(name, DType.U8, shape, file, begin, sizes[file])
     files = tuple(FileInfo(path=f"{i}.safetensors", size_bytes=size, data_begin=0) for i, size in enumerate(sizes))
     return Manifest(uri="file:///random", root="/random", files=files, tensors=infos)
+
+
+def preset_cases() -> Iterator[tuple[str, Case]]:
+    """(preset, case): a model that half fills the GPUs of one copy, cut in several ways."""
+    for name in preset_names():
+        topology = preset(name)
+        tp = min(8, min(len(node.gpus) for node in topology.nodes))
+        groups = topology.num_gpus // tp
+        meshes = {
+            (1, 1),
+            (2, 1),
+            (1, 2),
+            (min(groups, 8), 1),
+            (min(groups, 8), max(1, groups // 8)),
+            (1, groups),
+            (max(1, groups // 2), 1),
+        }
+        for pp, dp in sorted(meshes):
+            width = tp if pp * dp <= groups else tp // 2
+            if pp > _MAX_STAGES or width * pp * dp > topology.num_gpus or not width:
+                continue
+            parallel = Parallel(tp=width, pp=pp, dp=dp)
+            least = min(gpu.free_bytes for node in topology.nodes for gpu in node.gpus)
+            layers = 8 * max(1, pp)
+            manifest = _manifest(layers, max(3, width * pp * least // 2 // layers // MIB))
+            demands = build_demands(manifest, parallel, rules=_RULES, allow_replication=True)
+            yield name, Case(f"{name}: {parallel}", manifest, demands, topology)

@@ -25,7 +25,7 @@ from megamind_ray.policies.placement.locality import Group
 __all__ = ["least_seconds"]
 
 _PRECISION = 1e-4
-_MAX_CUTS = 12
+_MAX_CUTS = 6
 # For what is counted in floating point: 2.9999999 items are 3.
 _ROUNDING = 1e-6
 _FOREVER = 1e15
