@@ -127,7 +127,7 @@ def test_a_storage_that_answers_few_requests_is_the_bottleneck(
     plan = plan_of(Parallel(tp=2), topology, root="s3://models/llama")
     report = simulate_plan(plan, topology, config, exact=True).report
     assert report.lower_bound_s == pytest.approx(plan.bytes_from_storage / MIB / 50.0)
-    assert report.seconds["total"] >= report.lower_bound_s
+    assert report.seconds["total"] >= plan.bytes_from_storage / MIB / 50.0
     assert report.bottleneck.startswith("requests to shared storage are busy")
 
 
