@@ -72,7 +72,7 @@ def build_plan(
     seats = _place(request, placement or placement_policy(config.placement), demands, manifest)
     node_of_rank = _nodes_of(seats, topology)
     grid = wanted.with_extents(grid, node_of_rank)
-    pieces = cut(demands, rows, use, grid, node_of_rank, apart=wanted.allow_direct)
+    pieces = cut(demands, grid, node_of_rank, apart=wanted.allow_direct, by_chunk=(rows, use))
     policy = routing or routing_policy(config.routing)
     routes = _routes(wanted.routing_request(request, pieces, seats), policy, node_of_rank)
     plan = Plan(

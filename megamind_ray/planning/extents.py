@@ -9,7 +9,7 @@ import numpy as np
 
 from megamind_ray.core.demands import Demands, Int64Array, SliceTable
 from megamind_ray.planning.columns import Grouped, expand, group_sets
-from megamind_ray.planning.grid import ChunkUse, Grid, Ranges, Rows, extents_of, packed, sets_of
+from megamind_ray.planning.grid import ChunkUse, Grid, Ranges, Rows, chunk_use, extents_of, packed, rows_of, sets_of
 from megamind_ray.policies.costs import Float64Array
 
 __all__ = ["Cut", "Segments", "cut"]
@@ -66,18 +66,24 @@ class Cut:
 
 
 def cut(
-    demands: Demands, rows: Rows, use: ChunkUse, grid: Grid, node_of_rank: Int64Array, *, apart: bool = True
+    demands: Demands,
+    grid: Grid,
+    node_of_rank: Int64Array,
+    *,
+    apart: bool = True,
+    by_chunk: tuple[Rows, ChunkUse] | None = None,
 ) -> Cut:
     """Cuts the demanded bytes into extents, and these into blocks and segments.
 
     Args:
         demands: What the ranks need.
-        rows: Their slices, from ``rows_of``.
-        use: The same by chunk, from ``chunk_use``.
         grid: Files and sizes.
         node_of_rank: By rank, the index of its node.
         apart: Give chunks that one rank alone needs extents of their own, which that rank may then read itself.
+        by_chunk: The demands' ``rows_of`` and ``chunk_use`` on the grid, where they are known; extents may be longer.
     """
+    rows = rows_of(demands.slices, grid) if by_chunk is None else by_chunk[0]
+    use = chunk_use(rows, len(demands.consumer_sets), grid) if by_chunk is None else by_chunk[1]
     sets = sets_of(demands, node_of_rank)
     extents = extents_of(rows, use, sets, grid, apart=apart)
     pieces = _all_pieces(rows, extents, demands.slices, len(demands.consumer_sets))
