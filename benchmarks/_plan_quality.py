@@ -51,6 +51,8 @@ def random_rows(number: int) -> list[Measurement]:
     found, beyond, optimal = [], 0, 0
     for case in random_cases(number, _SEED):
         ratios = _ratios(case, _OTHERS)
+        if not ratios:
+            continue
         found.append(ratios)
         if ratios["best_fit"] > _TARGET:
             beyond += 1
@@ -79,6 +81,8 @@ def exact_rows(number: int) -> list[Measurement]:
     found, unproven = [], 0
     for case in random_cases(number, _SEED + 1, small=True):
         plans = _plans(case, ("exact", "best_fit", *_OTHERS))
+        if "exact" not in plans:
+            continue  # Best-Fit is complete: the model does not fit
         unproven += "proven" not in plans["exact"].tables["ranks"]["reason"][0].as_py()
         model = CostModel(case.topology)
         seconds = {name: plan_bound(plan, model).seconds for name, plan in plans.items()}
@@ -101,6 +105,8 @@ def _rows(what: str, found: Sequence[Mapping[str, float]], *, target: float) -> 
 
 def _ratios(case: Case, others: Iterable[str]) -> dict[str, float]:
     plans, model = _plans(case, ("best_fit", *others)), CostModel(case.topology)
+    if "best_fit" not in plans:
+        return {}
     best = plans["best_fit"]
     needs = best.tables["ranks"]["arena_bytes"].to_pylist()
     together = kept_together(best, case.topology)
