@@ -78,8 +78,7 @@ class RankReport:
 class LoadReport:
     """What a load moved, how long it took, what it proved (docs/design/0003).
 
-    ``lower_bound_s``, ``bottleneck`` (in words) and ``utilisation`` (by resource, 0 to 1) are known for a prediction, and
-    for a load that was measured against a topology.
+    ``lower_bound_s``, ``bottleneck`` (in words) and ``utilisation`` (by resource, 0 to 1) are known for a prediction.
     """
 
     kind: Literal["load", "swap", "simulation"] = "load"

@@ -34,8 +34,8 @@ class Span:
     """A piece of work.
 
     Attributes:
-        track: Who or what was busy: ``n0/storage``, ``n0/wire``, ``n0/pool``, ``rank 3``. One line of a Gantt chart; spans
-            of a track may overlap, since several threads work at a time.
+        track: Who or what was busy: ``n0/storage``, ``n0/wire``, ``n0/pool``, ``rank 3``. One line of a Gantt chart;
+            spans of a track may overlap, since several threads work at a time.
         kind: What was done.
         begin_s: Seconds after the start of the load.
         end_s: As ``begin_s``.

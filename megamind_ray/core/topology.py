@@ -107,8 +107,8 @@ class Host:
     checksum_bytes_per_s: float = 16e9
     network_bytes_per_s: float = 4e9
     run_s: float = 1e-7
-    put_s: float = 0.003
-    call_s: float = 0.002
+    put_s: float = 0.001
+    call_s: float = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class Topology:
         source: Where the figures are from: a data sheet, a measurement and its date.
 
     Raises:
-        RequestError: Two nodes have one name, or two GPUs of a node one index, or a switch names a GPU that is not there.
+        RequestError: Two nodes have one name, or two GPUs of a node one index, or a switch has a GPU that is not there.
     """
 
     nodes: tuple[Node, ...]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from megamind_ray.core.timeline import SpanKind
-from megamind_ray.core.topology import Node, Topology
+from megamind_ray.core.topology import Gpu, Node, Topology
 
 __all__ = ["CostModel", "Resource", "ResourceKind", "Step", "Uses", "in_sequence"]
 
@@ -38,6 +38,7 @@ class ResourceKind(StrEnum):
     CPU = "processors"
     SWITCH = "PCIe switch"
     DEVICE = "host to device"
+    INTERPRETER = "Python of the node agent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,7 @@ class CostModel:
                 ResourceKind.NIC_OUT: network,
                 ResourceKind.MEMORY: node.host.memory_bytes_per_s,
                 ResourceKind.CPU: float(node.host.cores),
+                ResourceKind.INTERPRETER: 1.0,
             }
             if wire is not None:
                 rates |= {ResourceKind.WIRE_IN: wire, ResourceKind.WIRE_OUT: wire}
@@ -125,9 +127,8 @@ class CostModel:
                 yield Resource(kind=kind, where=node.id, capacity=capacity)
             for position, switch in enumerate(node.switches):
                 yield Resource(kind=ResourceKind.SWITCH, where=f"{node.id}/{position}", capacity=switch.bytes_per_s)
-            for gpu in node.gpus:
-                where = f"{node.id}:{gpu.index}"
-                yield Resource(kind=ResourceKind.DEVICE, where=where, capacity=gpu.pcie_bytes_per_s)
+            for where, rate in {_device_name(node, gpu): gpu.pcie_bytes_per_s for gpu in node.gpus}.items():
+                yield Resource(kind=ResourceKind.DEVICE, where=where, capacity=rate)
 
     def read(self, node: int, request_bytes: float = math.inf) -> Step:
         """Bytes of storage into host memory of a node: from its disks, or over its network from shared storage.
@@ -172,10 +173,25 @@ class CostModel:
         rate = 1 / (1 / host.copy_bytes_per_s + 1 / host.checksum_bytes_per_s + host.run_s / run_bytes)
         return self._work(node, "cut", rate, memory=3.0)
 
-    def put(self, node: int) -> Step:
-        """A block into the node's object store."""
-        host = self.topology.nodes[node].host
-        return self._work(node, "put", host.copy_bytes_per_s, memory=2.0, latency_s=host.put_s)
+    def put(self, node: int, block_bytes: float = math.inf) -> Step:
+        """A block into the node's object store.
+
+        What a put takes beside its bytes is work of the agent's process, one put after the other whatever the threads.
+
+        Args:
+            node: Where.
+            block_bytes: Size of a block, over which that is spread.
+        """
+        at = self.topology.nodes[node]
+        beside = at.host.put_s / block_bytes
+        step = self._work(node, "put", 1 / (1 / at.host.copy_bytes_per_s + beside), memory=2.0)
+        return replace(step, uses=(*step.uses, (self._at(ResourceKind.INTERPRETER, at), beside))) if beside else step
+
+    def call(self, node: int) -> Step:
+        """A call to the node's agent and its answer: work of two processes, in seconds instead of bytes."""
+        at = self.topology.nodes[node]
+        uses = ((self._at(ResourceKind.CPU, at), 1.0), (self._at(ResourceKind.INTERPRETER, at), 0.5))
+        return Step(kind="wait", latency_s=0.0, uses=uses, cap_bytes_per_s=1.0)
 
     def wire(self, source: int, target: int) -> Step:
         """A block from one node's object store into another one's."""
@@ -198,7 +214,7 @@ class CostModel:
     def copy(self, node: int, gpu: int) -> Step:
         """Verified bytes of host memory into the arena of a GPU."""
         at = self.topology.nodes[node]
-        device = (self._index[ResourceKind.DEVICE, f"{at.id}:{at.gpus[gpu].index}"], 1.0)
+        device = (self._index[ResourceKind.DEVICE, _device_name(at, at.gpus[gpu])], 1.0)
         if at.gpus[gpu].kind == "cpu":  # a thread writes into memory that it touches for the first time, and sums it
             rate = 1 / (1 / at.host.touch_bytes_per_s + 1 / at.host.checksum_bytes_per_s)
             step = self._work(node, "copy", rate, memory=3.0)
@@ -210,7 +226,7 @@ class CostModel:
     def place(self, node: int, gpu: int) -> Step:
         """Bytes that a rank read by itself into the arena of its GPU; they were checked as they were read."""
         at = self.topology.nodes[node]
-        device = (self._index[ResourceKind.DEVICE, f"{at.id}:{at.gpus[gpu].index}"], 1.0)
+        device = (self._index[ResourceKind.DEVICE, _device_name(at, at.gpus[gpu])], 1.0)
         if at.gpus[gpu].kind == "cpu":  # read in place: what is left is the first touch
             step = self._work(node, "copy", at.host.touch_bytes_per_s, memory=1.0)
             return Step(kind="copy", latency_s=0.0, uses=(*step.uses, device), cap_bytes_per_s=step.cap_bytes_per_s)
@@ -218,17 +234,17 @@ class CostModel:
 
     def _to_device(self, node: int, gpu: int) -> Uses:
         at = self.topology.nodes[node]
-        uses = [(self._index[ResourceKind.DEVICE, f"{at.id}:{at.gpus[gpu].index}"], 1.0)]
+        uses = [(self._index[ResourceKind.DEVICE, _device_name(at, at.gpus[gpu])], 1.0)]
         uses.append((self._at(ResourceKind.MEMORY, at), 2.0))
         for position, switch in enumerate(at.switches):
             if at.gpus[gpu].index in switch.gpus:
                 uses.append((self._index[ResourceKind.SWITCH, f"{at.id}/{position}"], 1.0))
         return tuple(uses)
 
-    def _work(self, node: int, kind: SpanKind, rate: float, *, memory: float, latency_s: float = 0.0) -> Step:
+    def _work(self, node: int, kind: SpanKind, rate: float, *, memory: float) -> Step:
         at = self.topology.nodes[node]
         uses = ((self._at(ResourceKind.CPU, at), 1 / rate), (self._at(ResourceKind.MEMORY, at), memory))
-        return Step(kind=kind, latency_s=latency_s, uses=uses, cap_bytes_per_s=rate)
+        return Step(kind=kind, latency_s=0.0, uses=uses, cap_bytes_per_s=rate)
 
     def _at(self, kind: ResourceKind, node: Node) -> int:
         return self._index[kind, node.id]
@@ -247,6 +263,11 @@ def in_sequence(*steps: Step) -> Step:
         uses=tuple(uses.items()),
         cap_bytes_per_s=1 / slowness if slowness else math.inf,
     )
+
+
+def _device_name(node: Node, gpu: Gpu) -> str:
+    """Arenas in host memory are filled by the node's own threads, all through one resource."""
+    return f"{node.id}:memory" if gpu.kind == "cpu" else f"{node.id}:{gpu.index}"
 
 
 def _latency(node: Node) -> float:

@@ -223,7 +223,8 @@ def chunk_use(rows: Rows, num_sets: int, grid: Grid) -> ChunkUse:
     sets = Grouped.from_pairs(kind_of_pair, consumers, num_kinds)
     listed = np.repeat(np.arange(num_kinds, dtype=np.int64), sets.counts) * num_sets + sets.values
     part = np.searchsorted(listed, kind_of_pair * num_sets + consumers)
-    return ChunkUse(chunk[first], kind, sets, np.bincount(part, weights=needed, minlength=len(listed)))
+    of_part = np.asarray(np.bincount(part, weights=needed, minlength=len(listed)), np.float64)
+    return ChunkUse(chunk[first], kind, sets, of_part)
 
 
 def packed(position: Int64Array, run: Int64Array, stride: Int64Array) -> Int64Array:

@@ -244,8 +244,8 @@ def _pools(
         if needed_pool > node.memory_bytes:
             raise CapacityError(
                 f"node {node.id}: {format_bytes(host)} of weights overflow into its pool, which takes an object store "
-                f"of {format_bytes(needed_pool)} (blocks may take {config.pool.max_fraction:.0%} of it), and the node has "
-                f"{format_bytes(node.memory_bytes)} of memory; split the model over more GPUs or nodes",
+                f"of {format_bytes(needed_pool)} (blocks may take {config.pool.max_fraction:.0%} of it), and the node "
+                f"has {format_bytes(node.memory_bytes)} of memory; split the model over more GPUs or nodes",
                 where=f"memory of node {node.id}",
                 needed_bytes=needed_pool,
                 free_bytes=node.memory_bytes,

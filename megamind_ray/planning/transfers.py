@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypedDict
 
 import numpy as np
 
@@ -77,7 +78,15 @@ def _wires(model: CostModel) -> tuple[Float64Array, Float64Array]:
     return send, take
 
 
-def _copies(model: CostModel, *, placed: bool) -> dict[str, Float64Array | Int64Array]:
+class _Copies(TypedDict):
+    gpu_node: Int64Array
+    copy: Float64Array
+    device: Float64Array
+    gpu_switch: Int64Array
+    switch: Float64Array
+
+
+def _copies(model: CostModel, *, placed: bool) -> _Copies:
     rows: list[Float64Array] = []
     node_of, device, switch_of, switches = list[int](), list[float](), list[int](), dict[int, float]()
     for index, node in enumerate(model.topology.nodes):
@@ -136,6 +145,6 @@ def transfer_load(demands: Demands, use: ChunkUse, *, direct: bool = True) -> Tr
         first_part=use.sets.first,
         part_set=use.sets.values,
         part_bytes=use.nbytes,
-        class_bytes=np.bincount(kind, weights=use.nbytes, minlength=len(use.sets)),
+        class_bytes=np.asarray(np.bincount(kind, weights=use.nbytes, minlength=len(use.sets)), np.float64),
         direct=direct,
     )

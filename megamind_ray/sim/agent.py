@@ -13,7 +13,7 @@ from megamind_ray.core.ids import Generation, NodeId, Rank
 from megamind_ray.sim.clock import Steps, Task
 from megamind_ray.sim.faults import ExtentFault, Failure
 from megamind_ray.sim.pool import Consumer, Letter, Pool, PooledBlock
-from megamind_ray.sim.work import Block, Unit
+from megamind_ray.sim.work import Block, Unit, block_class
 from megamind_ray.sim.world import World
 
 __all__ = ["Agent"]
@@ -134,13 +134,13 @@ class Agent:
     def _publish_all(self, unit: Unit, takers: list[tuple[Block, list[tuple[Consumer, tuple[Rank, ...]]]]]) -> Steps:
         world = self._world
         begin_s, cut_s, nbytes = world.clock.now_s, 0.0, 0
-        width, put_s = world.width(unit), world.lane("put", self.node)[1]
+        width = world.width(unit)
         for block, consumers in takers:
-            yield world.clock.sleep(put_s * block.parts / width)
+            block_bytes = block_class(block)
             for run_bytes, size in block.cuts:
                 flow_s = world.clock.now_s
-                yield world.fluid.flow(world.lane("cut", self.node, run_bytes, width=width)[0], size)
-                cut_s += (world.clock.now_s - flow_s) * world.cut_share(self.node, run_bytes)
+                yield world.fluid.flow(world.lane("cut", self.node, run_bytes, block_bytes, width=width)[0], size)
+                cut_s += (world.clock.now_s - flow_s) * world.cut_share(self.node, run_bytes, block_bytes)
             nbytes += block.nbytes
             self.pool.publish(PooledBlock(block, block.nbytes, "read"), consumers)
         # Blocks are cut and put in turns; one span of each is what a reader of the timeline wants to see.
@@ -169,7 +169,7 @@ class Agent:
             acked = []
             yield from pool.collect(self.node, _ONLY, batch, acked)
             num_calls = ceil(sum(letter.entry.block.parts for letter in acked) / RELAY_BATCH)
-            yield world.clock.sleep(call_s * (num_calls - 0.5))
+            yield world.fluid.flow(world.lane("call", peer)[0], call_s * (num_calls - 0.5))
             for letter in acked:
                 yield from self._take_in(peer, letter)
 
@@ -184,9 +184,7 @@ class Agent:
         yield world.fluid.flow(lane, nbytes)
         there_s = clock.now_s
         world.recorder.span(world.tracks[self.node].wire, "wire", begin_s, there_s, nbytes)
-        lane, latency_s = world.lane("put", self.node)
-        yield clock.sleep(latency_s * block.parts)
-        yield world.fluid.flow(lane, nbytes)
+        yield world.fluid.flow(world.lane("put", self.node, block_class(block))[0], nbytes)
         world.recorder.span(world.tracks[self.node].pool, "put", there_s, clock.now_s, nbytes)
         self.pool.publish(PooledBlock(block, nbytes, "relay"), [(rank, (rank,)) for rank in letter.ranks])
         self.relaying_s += clock.now_s - begin_s

@@ -114,7 +114,7 @@ class RankRun:
         batch: list[Letter] = []
         yield from pool.collect(self.rank, self.generation, RANK_BATCH * world.work.parts, batch)
         num_calls = ceil(sum(letter.entry.block.parts for letter in batch) / RANK_BATCH)
-        yield clock.sleep(call_s * (num_calls - 0.5))
+        yield world.fluid.flow(world.lane("call", self._agent.node)[0], call_s * (num_calls - 0.5))
         there_s = clock.now_s
         self.seconds["wait"] += there_s - begin_s
         world.recorder.span(track, "wait", begin_s, there_s, 0)

@@ -9,7 +9,7 @@ from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import ExtentId, NodeId, Rank
 from megamind_ray.core.load_machine import LoadFacts
 
-__all__ = ["Block", "Unit", "Work"]
+__all__ = ["Block", "Unit", "Work", "block_class"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +103,10 @@ class Work:
             extent_bytes={extent: unit.nbytes for extent, unit in by_extent.items()},
             max_worker_restarts=max_worker_restarts,
         )
+
+
+def block_class(block: Block) -> int:
+    """Size of a block, or the mean of those that it stands for, rounded down to four bits. Puts depend on it."""
+    nbytes = max(1, block.nbytes // block.parts)
+    shift = max(0, nbytes.bit_length() - 4)
+    return nbytes >> shift << shift

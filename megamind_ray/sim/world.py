@@ -89,7 +89,7 @@ class World:
             history=self.history,
             watched=len(resources),
         )
-        self._cut_shares: dict[tuple[NodeId, int], float] = {}
+        self._cut_shares: dict[tuple[NodeId, int, int], float] = {}
         self._lanes: dict[tuple[str | int, ...], tuple[int, float]] = {}
 
     def host(self, node: NodeId) -> Host:
@@ -178,8 +178,9 @@ class World:
     def step(self, *key: str | int) -> Step:
         """What a step takes.
 
-        - ``read``, ``verify``, ``put`` on a node;
-        - ``cut`` on a node with runs of a length: cut and put, which one thread does block by block;
+        - ``read``, ``verify`` on a node; ``call`` to its agent, in seconds instead of bytes;
+        - ``put`` on a node, of blocks of a size;
+        - ``cut`` on a node, with runs of a length into blocks of a size: cut and put, block by block;
         - ``wire`` from a node to another one;
         - ``copy`` and ``place`` by a rank.
         """
@@ -189,11 +190,13 @@ class World:
                 return model.read(index[NodeId(node)], self._chunk_bytes)
             case ("verify", str(node)):
                 return model.verify(index[NodeId(node)])
-            case ("put", str(node)):
-                return model.put(index[NodeId(node)])
-            case ("cut", str(node), int(run_bytes)):
+            case ("call", str(node)):
+                return model.call(index[NodeId(node)])
+            case ("put", str(node), int(block_bytes)):
+                return model.put(index[NodeId(node)], block_bytes)
+            case ("cut", str(node), int(run_bytes), int(block_bytes)):
                 at = index[NodeId(node)]
-                return in_sequence(self._cut(at, run_bytes), model.put(at))
+                return in_sequence(self._cut(at, run_bytes), model.put(at, block_bytes))
             case ("wire", str(source), str(target)):
                 return model.wire(index[NodeId(source)], index[NodeId(target)])
             case ("copy", int(rank)):
@@ -202,15 +205,15 @@ class World:
                 return model.place(*self.places[Rank(rank)])
         raise AssertionError(f"no such step: {key}")
 
-    def cut_share(self, node: NodeId, run_bytes: int) -> float:
-        """Of the time in which blocks with such runs are cut and put, the part that cutting takes."""
-        found = self._cut_shares.get((node, run_bytes))
-        if found is not None:
-            return found
-        at = self.node_index[node]
-        cut_s, put_s = 1 / self._cut(at, run_bytes).cap_bytes_per_s, 1 / self.model.put(at).cap_bytes_per_s
-        share = self._cut_shares[node, run_bytes] = cut_s / (cut_s + put_s)
-        return share
+    def cut_share(self, node: NodeId, run_bytes: int, block_bytes: int) -> float:
+        """Of the time in which blocks of such a size with such runs are cut and put, the part that cutting takes."""
+        key = node, run_bytes, block_bytes
+        if key not in self._cut_shares:
+            at = self.node_index[node]
+            steps = self._cut(at, run_bytes), self.model.put(at, block_bytes)
+            cut_s, put_s = (1 / step.cap_bytes_per_s for step in steps)
+            self._cut_shares[key] = cut_s / (cut_s + put_s)
+        return self._cut_shares[key]
 
     def _cut(self, node: int, run_bytes: int) -> Step:
         return self.model.cut(node, run_bytes or math.inf, packed=run_bytes == 0)

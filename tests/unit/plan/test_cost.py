@@ -95,7 +95,20 @@ def test_a_block_that_lies_in_its_extent_as_it_is_is_only_summed() -> None:
 
 def test_a_put_has_a_price_of_its_own() -> None:
     model = CostModel(two_nodes())
-    assert model.put(0).alone_s(10**9, model.resources) == pytest.approx(0.003 + 0.1)
+    assert model.put(0, 10**9).alone_s(10**9, model.resources) == pytest.approx(0.003 + 0.1)
+    assert model.put(0).alone_s(10**9, model.resources) == pytest.approx(0.1)
+
+
+def test_what_puts_take_beside_their_bytes_is_one_after_the_other_whatever_the_threads() -> None:
+    model = CostModel(two_nodes())
+    assert used(model, model.put(0, 10**6))["Python of the node agent of n0"] == pytest.approx(0.003 / 10**6)
+
+
+def test_arenas_in_host_memory_share_what_fills_them() -> None:
+    gpus = tuple(Gpu(index=index, memory_bytes=1, free_bytes=1, kind="cpu", pcie_bytes_per_s=3e9) for index in (0, 1))
+    node = replace(two_nodes().nodes[0], gpus=gpus)
+    model = CostModel(replace(two_nodes(), nodes=(node,)))
+    assert used(model, model.copy(0, 0)).keys() == used(model, model.copy(0, 1)).keys()
 
 
 def test_a_wire_takes_both_ends_and_is_as_slow_as_one_thread() -> None:

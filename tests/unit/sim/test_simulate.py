@@ -131,13 +131,18 @@ def test_a_storage_that_answers_few_requests_is_the_bottleneck(
     assert report.bottleneck.startswith("requests to shared storage are busy")
 
 
+def _without_put_cost(topology: Topology) -> Topology:
+    nodes = (replace(node, host=replace(node.host, put_s=0.0)) for node in topology.nodes)
+    return replace(topology, nodes=tuple(nodes))
+
+
 def test_a_pool_that_holds_little_slows_a_load_down_and_never_stops_it(
     plan_of: MakePlan, topology_of: MakeTopology, config: Config
 ) -> None:
     """Two nodes that need each other's blocks, with room for one or two extents each."""
     wide, narrow = (topology_of(2, 1, pool=pool, disk=20e9) for pool in (1 << 30, 24 * MIB))
     times = {}
-    for name, topology in (("wide", wide), ("narrow", narrow)):
+    for name, topology in (("wide", _without_put_cost(wide)), ("narrow", _without_put_cost(narrow))):
         plan = plan_of(Parallel(dp=2), topology)
         report = simulate_plan(plan, topology, config, exact=True).report
         assert report.bytes_to_device == plan.bytes_to_device
@@ -151,10 +156,19 @@ def test_an_extent_that_fits_no_pool_is_refused(plan_of: MakePlan, topology_of: 
         simulate_plan(plan, topology_of(1, 2, pool=MIB), config)
 
 
+def test_puts_of_an_agent_wait_for_each_other(plan_of: MakePlan, topology_of: MakeTopology, config: Config) -> None:
+    topology = topology_of(1, 2, disk=50e9)
+    plan = plan_of(Parallel(tp=2), topology, force_pool=True)
+    report = simulate_plan(plan, topology, config, exact=True).report
+    put_s = topology.nodes[0].host.put_s * len(plan.tables["blocks"])
+    assert report.seconds["total"] >= put_s * 0.9  # block sizes are rounded
+    assert "larger extents" in report.bottleneck
+
+
 def test_one_thread_that_reads_is_slower_than_eight(
     plan_of: MakePlan, topology_of: MakeTopology, config: Config
 ) -> None:
-    topology = topology_of(1, 2, disk=50e9)
+    topology = _without_put_cost(topology_of(1, 2, disk=50e9))  # puts of one agent wait for each other
     plan = plan_of(Parallel(tp=2), topology, force_pool=True)
     one = replace(config, io=replace(config.io, agent_threads=1, read_threads=1))
     reports = [simulate_plan(plan, topology, item, exact=True).report for item in (one, config)]
