@@ -10,9 +10,11 @@ from typing import Any, Final
 import ray
 
 from megamind_ray.actors.boundary import settle, wait_for, wait_for_all
+from megamind_ray.actors.dataplane import RayObjectStore
 from megamind_ray.actors.names import NAMESPACE, agent_name
 from megamind_ray.actors.runtime import fleet_actors
 from megamind_ray.config import Config
+from megamind_ray.core.exchange import RANK_BATCH
 from megamind_ray.core.ids import NodeId
 from megamind_ray.engine.measure import MeasureRequest, NodeMeasurement
 from megamind_ray.engine.measure_figures import Figure
@@ -42,7 +44,7 @@ def measure_fleet(fleet: str, request: MeasureRequest, config: Config) -> dict[N
     agents = _running_agents(fleet)
     if not agents:
         raise ClusterError(f"fleet {fleet!r}: no node agent runs; load a model, or look at `ray status`")
-    calls = {node: _call_figure(agent, config) for node, agent in agents.items()}
+    calls = {node: _call_figures(agent, config) for node, agent in agents.items()}
     asked = [agent.measure.remote(request) for agent in agents.values()]
     try:
         # A figure that is begun is taken to its end, and the first puts of a pool are slow.
@@ -54,7 +56,7 @@ def measure_fleet(fleet: str, request: MeasureRequest, config: Config) -> dict[N
     except BaseException:
         _stop(agents, asked, config)
         raise
-    return {node: _with_call(one, calls[node]) for node, one in zip(agents, found, strict=True)}
+    return {node: _with_calls(one, calls[node]) for node, one in zip(agents, found, strict=True)}
 
 
 def _running_agents(fleet: str) -> dict[NodeId, Any]:
@@ -70,20 +72,37 @@ def _running_agents(fleet: str) -> dict[NodeId, Any]:
     return agents
 
 
-def _call_figure(agent: Any, config: Config) -> Figure:
-    """What a call from one process to an actor and its answer take. One after the other: that is what is measured."""
+def _call_figures(agent: Any, config: Config) -> tuple[Figure, Figure]:
+    """What a call costs that hands one block over, and each further block. One after the other: that is measured."""
+    try:
+        one, most = (_hand_over_s(agent, num_blocks, config) for num_blocks in (1, RANK_BATCH))
+    finally:
+        settle(
+            [agent.hand.remote(0)], timeout_s=config.deadlines.call_s, what="giving up blocks that were measured with"
+        )
+    further = tuple(max(0.0, (b - a) / (RANK_BATCH - 1)) for a, b in zip(sorted(one), sorted(most), strict=True))
+    return (
+        Figure(name="a call that hands over a block", unit="s", samples=one),
+        Figure(name="each further block of a call", unit="s", samples=further),
+    )
+
+
+def _hand_over_s(agent: Any, num_blocks: int, config: Config) -> tuple[float, ...]:
+    call_s = config.deadlines.call_s
     samples = []
     for _ in range(_BATCHES + 1):
         begin_s = perf_counter()
         for _ in range(_CALLS):
-            wait_for(agent.ping.remote(), timeout_s=config.deadlines.call_s, what="measuring a call")
+            handles = wait_for(agent.hand.remote(num_blocks), timeout_s=call_s, what="measuring a call")
+            RayObjectStore().get(handles, timeout_s=call_s)
         samples.append((perf_counter() - begin_s) / _CALLS)
-    # The first calls make the connection.
-    return Figure(name="a call and its answer", unit="s", samples=tuple(samples[1:]))
+    # The first calls make the connection, and put the blocks.
+    return tuple(samples[1:])
 
 
-def _with_call(found: NodeMeasurement, call: Figure) -> NodeMeasurement:
-    return replace(found, host=replace(found.host, call_s=call.value), figures=(*found.figures, call))
+def _with_calls(found: NodeMeasurement, calls: tuple[Figure, Figure]) -> NodeMeasurement:
+    host = replace(found.host, call_s=calls[0].value, take_s=calls[1].value)
+    return replace(found, host=host, figures=(*found.figures, *calls))
 
 
 def _stop(agents: Mapping[NodeId, Any], asked: list[Any], config: Config) -> None:

@@ -6,8 +6,9 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from time import perf_counter, time
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import ray
 
 from megamind_ray.actors.agent_load import AgentLoad
@@ -15,7 +16,7 @@ from megamind_ray.actors.block_pool import PoolClosedError, PooledBlock
 from megamind_ray.actors.boundary import wait_for
 from megamind_ray.actors.dataplane import DataPlane, RayObjectStore
 from megamind_ray.actors.groups import in_group
-from megamind_ray.actors.messages import AgentFacts, AgentStatus, Consumer, Delivery
+from megamind_ray.actors.messages import AgentFacts, AgentStatus, BlockHandle, Consumer, Delivery
 from megamind_ray.actors.pool_check import find_pool_file
 from megamind_ray.config import Config
 from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
@@ -26,6 +27,8 @@ from megamind_ray.engine.measure import MeasureRequest, NodeMeasurement, measure
 from megamind_ray.errors import ClusterError, RequestError
 
 __all__ = ["NodeAgent"]
+
+_HANDED_BYTES: Final = 1 << 20
 
 
 class NodeAgent:
@@ -38,6 +41,7 @@ class NodeAgent:
         self._kept: dict[LoadId, dict[int, PooledBlock]] = {}
         self._measuring = threading.Lock()
         self._stop_measuring = threading.Event()
+        self._to_hand: list[BlockHandle] = []
         # Of the latest load: it is asked for when the load is over.
         self._recorded: tuple[LoadId, Recorder] | None = None
 
@@ -159,8 +163,12 @@ class NodeAgent:
             self._kept.pop(load, None)
 
     @in_group("control")
-    def ping(self) -> None:
-        """Answers: what a call costs is measured with it."""
+    def hand(self, num_blocks: int) -> tuple[BlockHandle, ...]:
+        """Hands blocks over as an exchange does: what that costs is measured with it. 0 lets them go."""
+        block = np.zeros(_HANDED_BYTES, np.uint8)
+        missing = num_blocks - len(self._to_hand)
+        self._to_hand = [*self._to_hand, *(self._plane.put(block) for _ in range(missing))] if num_blocks else []
+        return tuple(self._to_hand[:num_blocks])
 
     @in_group("control")
     def measure(self, request: MeasureRequest) -> NodeMeasurement:

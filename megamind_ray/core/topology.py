@@ -97,7 +97,8 @@ class Host:
         network_bytes_per_s: One thread that sends or receives over TCP.
         run_s: For each run of a strided slice, beside its bytes.
         put_s: Putting a block in the object store, beside its bytes.
-        call_s: A call between two actors and its answer.
+        call_s: A call between two actors whose answer hands over a block.
+        take_s: Each further block of such an answer.
     """
 
     cores: int = 32
@@ -108,7 +109,8 @@ class Host:
     network_bytes_per_s: float = 4e9
     run_s: float = 1e-7
     put_s: float = 0.001
-    call_s: float = 0.001
+    call_s: float = 0.002
+    take_s: float = 0.0002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,7 +149,7 @@ def _measure_host(sampler: Sampler, put: Callable[[Bytes], object] | None) -> tu
         run = sampler.take("a run of a strided copy", "s", meter.run)
         put_s = None
         if put is None:
-            sampler.notes.append("put, call: not measured without a cluster, defaults")
+            sampler.notes.append("put, call, take: not measured without a cluster, defaults")
         else:
             put_s = sampler.take("a put, beside its bytes", "s", lambda: meter.put(put))
     network = _measure_network(sampler)
@@ -163,6 +163,7 @@ def _measure_host(sampler: Sampler, put: Callable[[Bytes], object] | None) -> tu
         run_s=run or default.run_s,
         put_s=put_s or default.put_s,
         call_s=default.call_s,
+        take_s=default.take_s,
     )
     return host, fill
 

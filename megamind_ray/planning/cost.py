@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from megamind_ray.core.timeline import SpanKind
@@ -19,6 +19,9 @@ __all__ = ["CostModel", "Resource", "ResourceKind", "Step", "Uses", "in_sequence
 
 # Of disks and networks that the topology says nothing about, so that a plan for it can be compared with another one.
 _UNKNOWN_BYTES_PER_S = 1e9
+# Processors that a put, or a call that hands over a block, keeps busy while it lasts: Ray's own processes work too.
+# 1.5 to 1.65 on two cores without other work (docs/design/0015).
+_RAY_CORES = 1.5
 Uses = tuple[tuple[int, float], ...]
 
 
@@ -184,13 +187,18 @@ class CostModel:
         """
         at = self.topology.nodes[node]
         beside = at.host.put_s / block_bytes
-        step = self._work(node, "put", 1 / (1 / at.host.copy_bytes_per_s + beside), memory=2.0)
-        return replace(step, uses=(*step.uses, (self._at(ResourceKind.INTERPRETER, at), beside))) if beside else step
+        copy_s = 1 / at.host.copy_bytes_per_s
+        uses = (
+            (self._at(ResourceKind.CPU, at), copy_s + beside * _RAY_CORES),
+            (self._at(ResourceKind.MEMORY, at), 2.0),
+            (self._at(ResourceKind.INTERPRETER, at), beside),
+        )
+        return Step(kind="put", latency_s=0.0, uses=uses, cap_bytes_per_s=1 / (copy_s + beside))
 
     def call(self, node: int) -> Step:
         """A call to the node's agent and its answer: work of two processes, in seconds instead of bytes."""
         at = self.topology.nodes[node]
-        uses = ((self._at(ResourceKind.CPU, at), 1.0), (self._at(ResourceKind.INTERPRETER, at), 0.5))
+        uses = ((self._at(ResourceKind.CPU, at), _RAY_CORES), (self._at(ResourceKind.INTERPRETER, at), 0.5))
         return Step(kind="wait", latency_s=0.0, uses=uses, cap_bytes_per_s=1.0)
 
     def wire(self, source: int, target: int) -> Step:
@@ -217,7 +225,9 @@ class CostModel:
         device = (self._index[ResourceKind.DEVICE, _device_name(at, at.gpus[gpu])], 1.0)
         if at.gpus[gpu].kind == "cpu":  # a thread writes into memory that it touches for the first time, and sums it
             rate = 1 / (1 / at.host.touch_bytes_per_s + 1 / at.host.checksum_bytes_per_s)
-            step = self._work(node, "copy", rate, memory=3.0)
+            # Clearing pages takes of the memory what leaves no more than the rate of all threads together.
+            memory = max(2.0, at.host.memory_bytes_per_s / at.gpus[gpu].pcie_bytes_per_s)
+            step = self._work(node, "copy", rate, memory=memory + 1.0)
             return Step(kind="copy", latency_s=0.0, uses=(*step.uses, device), cap_bytes_per_s=rate)
         cap = at.host.checksum_bytes_per_s
         uses = (*self._to_device(node, gpu), (self._at(ResourceKind.CPU, at), 1 / cap))

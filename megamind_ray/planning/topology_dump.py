@@ -90,6 +90,7 @@ def _host_lines(host: Host) -> list[str]:
         run=_duration(host.run_s),
         put=_duration(host.put_s),
         call=_duration(host.call_s),
+        take=_duration(host.take_s),
     )
 
 

@@ -48,7 +48,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
         "disks",
         "nics",
     ),
-    "host": ("cores", "memory_rate", "copy", "touch", "checksum", "network", "run", "put", "call"),
+    "host": ("cores", "memory_rate", "copy", "touch", "checksum", "network", "run", "put", "call", "take"),
     "gpus": ("index", "count", "memory", "free", "kind", "numa", "nvlink_group", "pcie"),
     "switches": ("gpus", "rate"),
     "disks": ("name", "count", "rate", "latency"),
@@ -210,6 +210,7 @@ def _host(table: TomlTable | None) -> Host:
         run_s=table.duration("run", host.run_s),
         put_s=table.duration("put", host.put_s),
         call_s=table.duration("call", host.call_s),
+        take_s=table.duration("take", host.take_s),
     )
 
 

@@ -168,8 +168,10 @@ class Agent:
             pool.acknowledge(self.node, _ONLY, acked)
             acked = []
             yield from pool.collect(self.node, _ONLY, batch, acked)
-            num_calls = ceil(sum(letter.entry.block.parts for letter in acked) / RELAY_BATCH)
-            yield world.fluid.flow(world.lane("call", peer)[0], call_s * (num_calls - 0.5))
+            num_blocks = sum(letter.entry.block.parts for letter in acked)
+            num_calls = ceil(num_blocks / RELAY_BATCH)
+            take_s = world.host(peer).take_s * (num_blocks - num_calls)
+            yield world.fluid.flow(world.lane("call", peer)[0], call_s * (num_calls - 0.5) + take_s)
             for letter in acked:
                 yield from self._take_in(peer, letter)
 

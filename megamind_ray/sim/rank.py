@@ -113,8 +113,10 @@ class RankRun:
         pool.acknowledge(self.rank, self.generation, acked)
         batch: list[Letter] = []
         yield from pool.collect(self.rank, self.generation, RANK_BATCH * world.work.parts, batch)
-        num_calls = ceil(sum(letter.entry.block.parts for letter in batch) / RANK_BATCH)
-        yield world.fluid.flow(world.lane("call", self._agent.node)[0], call_s * (num_calls - 0.5))
+        num_blocks = sum(letter.entry.block.parts for letter in batch)
+        num_calls = ceil(num_blocks / RANK_BATCH)
+        take_s = world.host(self._agent.node).take_s * (num_blocks - num_calls)
+        yield world.fluid.flow(world.lane("call", self._agent.node)[0], call_s * (num_calls - 0.5) + take_s)
         there_s = clock.now_s
         self.seconds["wait"] += there_s - begin_s
         world.recorder.span(track, "wait", begin_s, there_s, 0)

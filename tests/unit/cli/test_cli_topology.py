@@ -47,7 +47,7 @@ def test_the_file_of_this_machine_is_a_topology(megamind: Any, scratch: Path) ->
     assert node.host.network_bytes_per_s == 3e9
     assert len(node.disks) == 1
     assert "measured by megamind topology on " in topology.source
-    assert "defaults, not measured: put, call, links" in topology.source
+    assert "defaults, not measured: put, call, take, links" in topology.source
     assert "#   one thread copies: " in result.stdout
     assert list(scratch.iterdir()) == []
 

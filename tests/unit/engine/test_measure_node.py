@@ -36,7 +36,7 @@ FOUND = NodeMeasurement(
     fill_bytes_per_s=4e9,
     device_bytes_per_s=((1, 20e9),),
     figures=(Figure(name="one thread copies", unit="bytes/s", samples=(9e9, 10e9, 11e9)),),
-    notes=("put, call: not measured without a cluster, defaults",),
+    notes=("put, call, take: not measured without a cluster, defaults",),
 )
 
 
@@ -211,14 +211,14 @@ def test_what_was_not_measured_keeps_its_figures_and_is_told() -> None:
     assert after.nodes[0].disks == node.disks
     assert after.nodes[0].host == FOUND.host
     assert after.source.startswith("measured by megamind topology on box, 2020-02-20T20:20:20+00:00: medians of 3")
-    assert after.source.endswith("defaults, not measured: host to device, put, call, links")
+    assert after.source.endswith("defaults, not measured: host to device, put, call, take, links")
 
 
 def test_the_comments_have_every_figure_with_its_scatter_and_every_note() -> None:
     assert list(measurement_comments({NodeId("a"): FOUND})) == [
         "box, 2020-02-20T20:20:20+00:00: medians",
         "  one thread copies: 10.00 GB/s (3 samples, 9.00 GB/s to 11.00 GB/s)",
-        "  note: put, call: not measured without a cluster, defaults",
+        "  note: put, call, take: not measured without a cluster, defaults",
     ]
 
 

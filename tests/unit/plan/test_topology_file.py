@@ -55,6 +55,7 @@ network = "3GB/s"
 run = "200ns"
 put = "2.5ms"
 call = "1ms"
+take = "300us"
 [[nodes.gpus]]
 count = 2
 memory = "24GiB"
@@ -120,6 +121,7 @@ def test_every_figure_has_its_place() -> None:
         run_s=2e-7,
         put_s=0.0025,
         call_s=0.001,
+        take_s=0.0003,
     )
     assert [gpu.kind for gpu in node.gpus] == ["cpu", "cpu"]
     assert node.switches == (Switch(gpus=(0, 1), bytes_per_s=25e9),)
@@ -266,6 +268,7 @@ _HOSTS = st.just(Host()) | st.builds(
     run_s=_SECONDS,
     put_s=_SECONDS,
     call_s=_SECONDS,
+    take_s=_SECONDS,
 )
 _DISKS = st.lists(st.builds(Disk, name=_TEXT, bytes_per_s=_RATE, latency_s=_SECONDS), max_size=2).map(tuple)
 _NICS = st.lists(st.builds(Nic, name=_TEXT, bytes_per_s=_RATE, latency_s=_SECONDS), max_size=2).map(tuple)

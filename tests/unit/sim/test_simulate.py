@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from megamind_ray.core.tensor import DType, TensorInfo
 from megamind_ray.core.timeline import Timeline
 from megamind_ray.core.topology import Nic, Storage, Topology
 from megamind_ray.errors import CapacityError, RequestError
-from megamind_ray.planning import build_demands, build_plan
+from megamind_ray.planning import build_demands, build_plan, pool_budget_bytes
 from megamind_ray.sim import simulate_plan
 from megamind_ray.units import KIB, MIB
 
@@ -131,23 +132,25 @@ def test_a_storage_that_answers_few_requests_is_the_bottleneck(
     assert report.bottleneck.startswith("requests to shared storage are busy")
 
 
-def _without_put_cost(topology: Topology) -> Topology:
-    nodes = (replace(node, host=replace(node.host, put_s=0.0)) for node in topology.nodes)
+def _without_ray(topology: Topology) -> Topology:
+    nodes = (replace(node, host=replace(node.host, put_s=0.0, call_s=0.0, take_s=0.0)) for node in topology.nodes)
     return replace(topology, nodes=tuple(nodes))
 
 
-def test_a_pool_that_holds_little_slows_a_load_down_and_never_stops_it(
+def test_a_pool_that_holds_little_is_never_more_than_full_and_never_stops_a_load(
     plan_of: MakePlan, topology_of: MakeTopology, config: Config
 ) -> None:
     """Two nodes that need each other's blocks, with room for one or two extents each."""
-    wide, narrow = (topology_of(2, 1, pool=pool, disk=20e9) for pool in (1 << 30, 24 * MIB))
-    times = {}
-    for name, topology in (("wide", _without_put_cost(wide)), ("narrow", _without_put_cost(narrow))):
+    peaks = {}
+    for name, pool in (("wide", 1 << 30), ("narrow", 24 * MIB)):
+        topology = topology_of(2, 1, pool=pool, disk=20e9)
         plan = plan_of(Parallel(dp=2), topology)
-        report = simulate_plan(plan, topology, config, exact=True).report
-        assert report.bytes_to_device == plan.bytes_to_device
-        times[name] = report.seconds["total"]
-    assert times["narrow"] > times["wide"]
+        simulation = simulate_plan(plan, topology, config, exact=True)
+        assert simulation.report.bytes_to_device == plan.bytes_to_device
+        held = simulation.timeline.samples.filter(pc.field("series").isin(["bytes n0/host", "bytes n1/host"]))
+        peaks[name] = max(held["value"].to_pylist())
+        assert 0 < peaks[name] <= pool_budget_bytes(topology.nodes[0], config)
+    assert peaks["narrow"] < peaks["wide"]
 
 
 def test_an_extent_that_fits_no_pool_is_refused(plan_of: MakePlan, topology_of: MakeTopology, config: Config) -> None:
@@ -168,7 +171,7 @@ def test_puts_of_an_agent_wait_for_each_other(plan_of: MakePlan, topology_of: Ma
 def test_one_thread_that_reads_is_slower_than_eight(
     plan_of: MakePlan, topology_of: MakeTopology, config: Config
 ) -> None:
-    topology = _without_put_cost(topology_of(1, 2, disk=50e9))  # puts of one agent wait for each other
+    topology = _without_ray(topology_of(1, 2, disk=50e9))  # puts of one agent wait for each other
     plan = plan_of(Parallel(tp=2), topology, force_pool=True)
     one = replace(config, io=replace(config.io, agent_threads=1, read_threads=1))
     reports = [simulate_plan(plan, topology, item, exact=True).report for item in (one, config)]
@@ -313,7 +316,7 @@ def test_merged_extents_are_close_to_whole_ones_and_the_report_says_so(
 ) -> None:
     """A few hundred extents, as small as a large load's are beside the whole."""
     fine = replace(config, io=replace(config.io, chunk_bytes=128 * KIB, extent_bytes=256 * KIB))
-    topology = topology_of(put_s=1e-4, call_s=1e-4)
+    topology = topology_of(put_s=1e-4, call_s=1e-4, take_s=1e-5)
     plan = plan_of(parallel, topology, config=fine)
 
     def run(max_flows: int) -> LoadReport:
