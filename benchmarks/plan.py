@@ -2,7 +2,9 @@
 
 ``--only scale``: time and peak memory from 16 to 1,024 GPUs; each mesh is planned in a process of its own, so that its
 peak is its own. ``--only quality``: how near the plans of Best-Fit and its alternatives come to what no plan can beat.
-``--quick`` plans two meshes once and compares on fewer clusters.
+``--only founding``: what the hardware of the founding figure allows, predicted. ``--only fidelity``: predicted against
+measured, with a local Ray on this machine, which should have nothing else to do. ``--quick`` plans two meshes once,
+compares on fewer clusters, and leaves the last two out.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from benchmarks._fidelity import measure_fidelity
+from benchmarks._founding import founding_rows
 from benchmarks._plan_quality import exact_rows, preset_rows, random_rows
 from benchmarks._result import Measurement, parse_arguments, write_result
 from benchmarks.deepseek_shape import write_checkpoint
@@ -45,6 +49,7 @@ _OTHERS = (
 _TARGET_S = {16: 2.0, 1024: 10.0}
 _TARGET_BYTES, _TARGET_EXPONENT = 1 << 30, 1.0
 _NUM_CLUSTERS, _NUM_CLUSTERS_QUICK, _NUM_SMALL, _NUM_SMALL_QUICK = 200, 20, 60, 10
+_PARTS = ("scale", "quality", "founding", "fidelity")
 _Result = TypeVar("_Result")
 
 
@@ -132,21 +137,33 @@ def scale_rows(meshes: Sequence[Parallel], repeats: int) -> list[Measurement]:
 
 def main() -> None:
     """Runs the benchmark."""
-    only = {"choices": ("scale", "quality"), "help": "half of the benchmark"}
+    only = {"choices": _PARTS, "help": "one part of the benchmark"}
     arguments = parse_arguments(__doc__, only=only)
     meshes = (_GROWTH[0], _GROWTH[-1]) if arguments.quick else (*_GROWTH, *_OTHERS)
     repeats = 1 if arguments.quick else 3
     rows: list[Measurement] = []
-    if arguments.only != "quality":
+    parts = (arguments.only,) if arguments.only else _PARTS[:2] if arguments.quick else _PARTS
+    words: dict[str, str] = {}
+    if "scale" in parts:
         rows += scale_rows(meshes, repeats)
-    if arguments.only != "scale":
+    if "quality" in parts:
         rows += [] if arguments.quick else preset_rows()
         rows += random_rows(_NUM_CLUSTERS_QUICK if arguments.quick else _NUM_CLUSTERS)
         rows += exact_rows(_NUM_SMALL_QUICK if arguments.quick else _NUM_SMALL)
+    if "founding" in parts:
+        found, words = founding_rows(quick=arguments.quick)
+        rows += found
+    if "fidelity" in parts:
+        rows += measure_fidelity(rounds=1 if arguments.quick else 3, quick=arguments.quick)
     write_result(
         "plan",
         rows,
-        config={"checkpoint": "deepseek-v3 shape", "meshes": [str(mesh) for mesh in meshes], "repeats": repeats},
+        config={
+            "checkpoint": "deepseek-v3 shape",
+            "meshes": [str(mesh) for mesh in meshes],
+            "repeats": repeats,
+            "bounds": words,
+        },
         arguments=arguments,
     )
     if any(row.passed is False for row in rows):
