@@ -203,7 +203,12 @@ class PlanConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementConfig:
-    """Which policy puts coordinates on GPUs: ``best_fit`` or ``first_fit``."""
+    """Which policy puts coordinates on GPUs.
+
+    Attributes:
+        policy: ``best_fit``, or to compare with it ``first_fit``, ``round_robin``, ``largest_first``,
+            ``topology_blind`` and, on small clusters, ``exact`` (docs/design/0020).
+    """
 
     policy: str = "best_fit"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from megamind_ray.core.timeline import SpanKind
-from megamind_ray.core.topology import Gpu, Node, Topology
+from megamind_ray.core.topology import Gpu, Host, Node, Topology
 
 __all__ = ["CostModel", "Resource", "ResourceKind", "Step", "Uses", "in_sequence"]
 
@@ -196,7 +196,7 @@ class CostModel:
         beside = at.host.put_s / block_bytes
         copy_s = 1 / at.host.copy_bytes_per_s
         uses = (
-            (self._at(ResourceKind.CPU, at), copy_s + beside * _RAY_CORES),
+            (self._at(ResourceKind.CPU, at), _processor_s(at.host, copy_s, 2.0) + beside * _RAY_CORES),
             (self._at(ResourceKind.MEMORY, at), 2.0),
             (self._at(ResourceKind.INTERPRETER, at), beside),
         )
@@ -232,9 +232,7 @@ class CostModel:
         device = (self._index[ResourceKind.DEVICE, _device_name(at, at.gpus[gpu])], 1.0)
         if at.gpus[gpu].kind == "cpu":  # a thread writes into memory that it touches for the first time, and sums it
             rate = 1 / (1 / at.host.touch_bytes_per_s + 1 / at.host.checksum_bytes_per_s)
-            # Clearing pages takes of the memory what leaves no more than the rate of all threads together.
-            memory = max(2.0, at.host.memory_bytes_per_s / at.gpus[gpu].pcie_bytes_per_s)
-            step = self._work(node, "copy", rate, memory=memory + 1.0)
+            step = self._work(node, "copy", rate, memory=_clearing(at, at.gpus[gpu]) + 1.0)
             return Step(kind="copy", latency_s=0.0, uses=(*step.uses, device), cap_bytes_per_s=rate)
         cap = at.host.checksum_bytes_per_s
         uses = (*self._to_device(node, gpu), (self._at(ResourceKind.CPU, at), 1 / cap))
@@ -245,7 +243,7 @@ class CostModel:
         at = self.topology.nodes[node]
         device = (self._index[ResourceKind.DEVICE, _device_name(at, at.gpus[gpu])], 1.0)
         if at.gpus[gpu].kind == "cpu":  # read in place: what is left is the first touch
-            step = self._work(node, "copy", at.host.touch_bytes_per_s, memory=1.0)
+            step = self._work(node, "copy", at.host.touch_bytes_per_s, memory=_clearing(at, at.gpus[gpu]) - 1.0)
             return Step(kind="copy", latency_s=0.0, uses=(*step.uses, device), cap_bytes_per_s=step.cap_bytes_per_s)
         return Step(kind="copy", latency_s=0.0, uses=self._to_device(node, gpu))
 
@@ -260,7 +258,10 @@ class CostModel:
 
     def _work(self, node: int, kind: SpanKind, rate: float, *, memory: float) -> Step:
         at = self.topology.nodes[node]
-        uses = ((self._at(ResourceKind.CPU, at), 1 / rate), (self._at(ResourceKind.MEMORY, at), memory))
+        uses = (
+            (self._at(ResourceKind.CPU, at), _processor_s(at.host, 1 / rate, memory)),
+            (self._at(ResourceKind.MEMORY, at), memory),
+        )
         return Step(kind=kind, latency_s=0.0, uses=uses, cap_bytes_per_s=rate)
 
     def _at(self, kind: ResourceKind, node: Node) -> int:
@@ -282,9 +283,29 @@ def in_sequence(*steps: Step) -> Step:
     )
 
 
+def _processor_s(host: Host, alone_s: float, memory: float) -> float:
+    """Processor time of a byte where others work too: a thread that waits for memory keeps its processor.
+
+    With all processors at work, or twice as many as it takes to fill the memory's rate where there are more, a byte
+    takes as long as its share of that rate. On a larger host others are left to spare.
+
+    Args:
+        host: Where.
+        alone_s: Seconds that one thread alone takes.
+        memory: Bytes that are read and written for it.
+    """
+    filling = host.memory_bytes_per_s / (2 * host.copy_bytes_per_s)
+    return max(alone_s, memory * min(host.cores, 2 * filling) / host.memory_bytes_per_s)
+
+
 def _device_name(node: Node, gpu: Gpu) -> str:
     """Arenas in host memory are filled by the node's own threads, all through one resource."""
     return f"{node.id}:memory" if gpu.kind == "cpu" else f"{node.id}:{gpu.index}"
+
+
+def _clearing(node: Node, gpu: Gpu) -> float:
+    """Bytes of memory's rate that a byte takes which is copied to fresh pages: all threads together fill no more."""
+    return max(2.0, node.host.memory_bytes_per_s / gpu.pcie_bytes_per_s)
 
 
 def _latency(node: Node) -> float:

@@ -22,7 +22,7 @@ from megamind_ray.core.topology import Disk, Gpu, Nic, Node, Rack, Storage, Swit
 from megamind_ray.errors import CapacityError
 from megamind_ray.planning.bound import Bound, kept_together, lower_bound, plan_bound
 from megamind_ray.planning.build import build_plan
-from megamind_ray.planning.cost import CostModel
+from megamind_ray.planning.cost import CostModel, ResourceKind
 from megamind_ray.planning.demands import build_demands
 from megamind_ray.policies.registry import PLACEMENT
 from megamind_ray.policies.routing.base import RoutingDecision, RoutingRequest
@@ -86,14 +86,20 @@ def test_a_block_that_another_node_needs_counts_at_both_networks_and_both_uplink
         assert by_resource[name] == half, name
 
 
+def processors(topology: Topology) -> list[int]:
+    """Indices of the processors among the resources."""
+    resources = CostModel(topology).resources
+    return [index for index, resource in enumerate(resources) if resource.kind is ResourceKind.CPU]
+
+
 def test_checksums_count_where_there_is_a_reference() -> None:
     topology = Topology(nodes=(one_disk("n0"),))
     with_sums, without = (
         bound_of(checkpoint(16, reference=flag), ROWS, Parallel(), topology).by_resource.get("processors of n0", 0.0)
         for flag in (True, False)
     )
-    node = topology.nodes[0]
-    assert with_sums - without == pytest.approx(16 * MIB / node.host.checksum_bytes_per_s / node.host.cores)
+    (units,) = (units for index, units in CostModel(topology).verify(0).uses if index in processors(topology))
+    assert with_sums - without == pytest.approx(16 * MIB * units / topology.nodes[0].host.cores)
 
 
 def test_two_gpus_behind_one_switch_share_it() -> None:
