@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from megamind_ray.config.files import read_regular
 from megamind_ray.core.recording import LoadRecord
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.timeline import Timeline
@@ -86,7 +87,7 @@ def read_record(folder: str | os.PathLike[str]) -> tuple[LoadReport, Timeline]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(
             f"record {path}: cannot be read ({error}); give a folder that --record of `megamind load` or `plan` wrote"

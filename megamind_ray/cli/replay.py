@@ -54,13 +54,16 @@ def replay_command(
 
 def _read(path: Path) -> EventLog:
     from megamind_ray.api.record import EVENTS_FILE
+    from megamind_ray.config.files import read_regular
     from megamind_ray.core.event_log import EventLog
 
     file = path / EVENTS_FILE if path.is_dir() else path
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file)
     except OSError as error:
-        raise RequestError(f"{file}: cannot be read ({error.strerror}); name what `load --record` wrote") from error
+        raise RequestError(
+            f"{file}: cannot be read ({error.strerror or error}); name what `load --record` wrote"
+        ) from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{file}: is no event log: it is not text") from error
     try:

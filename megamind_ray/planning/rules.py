@@ -36,6 +36,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
+from megamind_ray.config.files import read_regular
 from megamind_ray.core.parallel import ExpertShard, Heads, PackedShard, Placement, Replicate, Rule, Shard, Stage
 from megamind_ray.errors import RequestError
 
@@ -171,7 +172,7 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path)
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"rules file {path}: cannot be read ({error})") from error

@@ -9,10 +9,13 @@ from typing import Any, Final
 from megamind_ray.errors import RequestError
 from megamind_ray.units import parse_bytes, parse_duration, parse_rate
 
-__all__ = ["TomlTable"]
+__all__ = ["MAX_COUNT", "TomlTable"]
 
 # More of anything than the largest cluster has; a typing error should not fill the memory with nodes.
-_MAX_INTEGER: Final = 65536
+MAX_COUNT: Final = 65536
+# Beyond what any hardware does; products of such rates still are finite numbers.
+_MIN_RATE: Final = 1.0
+_MAX_RATE: Final = 1e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,13 @@ class TomlTable:
         """Bytes per second; without a default they must be there."""
         if key not in self.values and default is not None:
             return default
-        return parse_rate(self._present(key, "a rate like '25GB/s'"), what=f"{self.where}: {key}")
+        rate = parse_rate(self._present(key, "a rate like '25GB/s'"), what=f"{self.where}: {key}")
+        if not _MIN_RATE <= rate <= _MAX_RATE:
+            raise RequestError(
+                f"{self.where}: {key} = {self.values[key]!r:.40} must be from {_MIN_RATE:g} to {_MAX_RATE:g} bytes per "
+                "second; correct it"
+            )
+        return rate
 
     def optional_rate(self, key: str) -> float | None:
         """Bytes per second, or None where there is none."""
@@ -135,8 +144,8 @@ class TomlTable:
     def _whole(self, key: str, value: object, at_least: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             raise RequestError(f"{self.where}: {key} = {value!r:.40} must be an integer of {at_least} or more")
-        if value > _MAX_INTEGER:
-            raise RequestError(f"{self.where}: {key} = {value!r:.40} is more than {_MAX_INTEGER}; correct it")
+        if value > MAX_COUNT:
+            raise RequestError(f"{self.where}: {key} = {value!r:.40} is more than {MAX_COUNT}; correct it")
         return value
 
     def _present(self, key: str, what: str) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar, cast, get_args
 
+from megamind_ray.config.files import read_regular
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.topology import (
     SCHEMA,
@@ -25,7 +26,7 @@ from megamind_ray.core.topology import (
     Topology,
 )
 from megamind_ray.errors import RequestError
-from megamind_ray.planning.toml_table import TomlTable
+from megamind_ray.planning.toml_table import MAX_COUNT, TomlTable
 
 __all__ = ["load_topology", "parse_topology"]
 
@@ -71,8 +72,8 @@ def load_topology(path: str | Path) -> Topology:
         RequestError: It cannot be read, or has an unknown key or a value that is not allowed; the message says where.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_regular(Path(path))
+    except (OSError, ValueError) as error:
         raise RequestError(f"topology file {path}: cannot be read ({error}); give the path of a TOML file") from error
     return parse_topology(text, origin=str(path))
 
@@ -95,20 +96,29 @@ def parse_topology(text: str, *, origin: str) -> Topology:
     if document.get("schema") != SCHEMA:
         found = document.get("schema")
         raise RequestError(f"{top.where}: schema is {found!r:.40}; this release reads schema = {SCHEMA!r}")
-    nodes = tuple(node for table in top.tables("nodes", _KEYS["nodes"], required=True) for node in _nodes(table))
-    racks = tuple(rack for table in top.tables("racks", _KEYS["racks"]) for rack in _racks(table))
+    node_tables = top.tables("nodes", _KEYS["nodes"], required=True)
+    rack_tables = top.tables("racks", _KEYS["racks"])
+    _require_few(top.where, node_tables, rack_tables)
+    nodes = tuple(node for table in node_tables for node in _nodes(table))
+    racks = tuple(rack for table in rack_tables for rack in _racks(table))
     _require_unique([rack.name for rack in racks], top.where, "racks")
+    links = _links(top.table("links", _KEYS["links"]))
+    storage = _storage(top.table("storage", _KEYS["storage"]))
+    name, source = top.text("name"), top.text("source")
     try:
-        return Topology(
-            nodes=nodes,
-            name=top.text("name"),
-            links=_links(top.table("links", _KEYS["links"])),
-            storage=_storage(top.table("storage", _KEYS["storage"])),
-            racks=racks,
-            source=top.text("source"),
-        )
+        return Topology(nodes=nodes, name=name, links=links, storage=storage, racks=racks, source=source)
     except RequestError as error:
         raise RequestError(f"{top.where}: {error.message}") from error
+
+
+def _require_few(where: str, nodes: list[TomlTable], racks: list[TomlTable]) -> None:
+    """Counts multiply: what they come to is looked at before there is any of it."""
+    totals = {"racks": sum(rack.count() for rack in racks), "nodes": sum(node.count() for node in nodes)}
+    for key in ("gpus", "disks", "nics"):
+        totals[key] = sum(node.count() * sum(entry.count() for entry in node.tables(key, _KEYS[key])) for node in nodes)
+    for key, total in totals.items():
+        if total > MAX_COUNT:
+            raise RequestError(f"{where}: {total} {key} in all are more than {MAX_COUNT}; correct a count")
 
 
 def _nodes(table: TomlTable) -> list[Node]:

@@ -201,6 +201,8 @@ def test_nodes_are_dealt_out_to_racks_in_their_order() -> None:
         ('name = "n0"', "", r"nodes\[0\]: name is missing"),
         ("[[nodes]]", "[nodes]", r"write at least one \[\[nodes\]\]"),
         ("schema =", "schema", "not TOML"),
+        ("[[nodes]]", "[storage]\nrate = 1e-300\n[[nodes]]", r"rate = 1e-300 must be from 1 to 1e\+18"),
+        ("[[nodes]]", "[storage]\nrate = 1e299\n[[nodes]]", r"rate = 1e\+299 must be from 1 to 1e\+18"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(old: str, new: str, complaint: str) -> None:
@@ -208,6 +210,36 @@ def test_a_mistake_is_named_with_its_place(old: str, new: str, complaint: str) -
     with pytest.raises(RequestError, match=complaint) as caught:
         parse_topology(SMALL.replace(old, new, 1), origin="cluster.toml")
     assert "cluster.toml" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("tables", "complaint"),
+    [
+        ('count = 4\n[[nodes.gpus]]\ncount = 65536\nmemory = "1GiB"', "262144 gpus in all"),
+        ('count = 65536\n[[nodes.disks]]\nname = "d"\ncount = 65536\nrate = 1', "4294967296 disks in all"),
+        ('count = 65536\n[[nodes]]\nname = "n1"\nmemory = 1\npool = 1', "65537 nodes in all"),
+        ('[[racks]]\nname = "r"\ncount = 65536\nuplink = 1\n[[racks]]\nname = "s"\nuplink = 1', "65537 racks in all"),
+    ],
+)
+def test_counts_that_multiply_to_what_no_cluster_has_are_refused(tables: str, complaint: str) -> None:
+    text = f'schema = "megamind.topology/1"\n[[nodes]]\nname = "n0"\nmemory = 1\npool = 1\n{tables}'
+
+    with pytest.raises(RequestError, match=rf"cluster\.toml: {complaint} are more than 65536; correct a count"):
+        parse_topology(text, origin="cluster.toml")
+
+
+def test_a_mistake_names_the_file_once() -> None:
+    text = SMALL.replace("[[nodes]]", "[storage]\nrate = 1\nrequests = nan\n[[nodes]]", 1)
+
+    with pytest.raises(RequestError) as caught:
+        parse_topology(text, origin="cluster.toml")
+
+    assert caught.value.message.count("cluster.toml") == 1
+
+
+def test_what_is_no_regular_file_is_not_read_without_end() -> None:
+    with pytest.raises(RequestError, match=r"/dev/zero: cannot be read \(it is not a regular file\)"):
+        load_topology("/dev/zero")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
