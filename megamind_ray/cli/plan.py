@@ -46,7 +46,9 @@ def plan_command(
             help="TOML file with nodes, GPUs, disks and networks, or a preset (megamind topology --list).",
         ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Whether blocks stay in the pool.")] = True,
+    keep: Annotated[
+        bool, typer.Option("--keep/--no-keep", help="Whether blocks stay in the pool, for a fast reload.")
+    ] = True,
     rules: RulesFile = None,
     allow_replication: AllowReplication = False,
     predict: Annotated[
@@ -54,13 +56,15 @@ def plan_command(
         typer.Option(
             "--predict/--no-predict",
             show_default=False,
-            help="How long the load takes and what bounds it. Default: where --topology says how fast things are.",
+            help="How long the load takes and what bounds it. Default: with --topology; without, rates are guesses.",
         ),
     ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
-            "--record", metavar="DIR", help="Write the prediction there: report, timeline as HTML and for Perfetto."
+            "--record",
+            metavar="DIR",
+            help="Write the prediction there: report, events, timeline as HTML and for Perfetto.",
         ),
     ] = None,
     compare: Annotated[
@@ -68,17 +72,23 @@ def plan_command(
         typer.Option(
             "--compare",
             metavar="CASE",
-            help="Beside this plan, another one: tp=4,pp=2 or topology=NAME or placement=first_fit; may be repeated.",
+            help="Beside this plan, another one: tp=4,pp=2 or topology=NAME or a setting (io.extent_bytes=64MiB); "
+            "may be repeated.",
         ),
     ] = None,
     sweep: Annotated[
         str | None,
         typer.Option(
-            "--sweep", metavar="AXES", help="All powers of two on these axes (tp,pp) that the hardware holds."
+            "--sweep",
+            metavar="AXES",
+            help="Layouts side by side: all powers of two on these axes, which are tp, pp, dp and ep.",
         ),
     ] = None,
     offload: Annotated[
-        bool, typer.Option("--offload", help="What stays in host memory, where the GPUs are too small.")
+        bool,
+        typer.Option(
+            "--offload", help="Where the GPUs are too small: what stays in host memory, and what streaming it costs."
+        ),
     ] = False,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="DIR", help="Write the whole plan there, as Parquet tables.")
@@ -92,9 +102,9 @@ def plan_command(
     config: ModelOrSettings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plans a load: which rank goes to which GPU, who reads what, what is replicated, whether it fits, its time.
+    """Plans a load: whether it fits, which rank goes to which GPU, who reads what, how long it takes.
 
-    Needs no cluster. Without --topology the plan is made for nodes of eight 80 GiB GPUs, and nothing says how fast.
+    Needs no cluster. Without --topology the plan is made for nodes of eight 80 GiB GPUs and no time is predicted.
     """
     with Output(as_json) as output:
         from rich.console import Group
@@ -113,6 +123,7 @@ def plan_command(
         settings = load_config(settings_file, profile=False)
         mesh = Parallel(tp=tp, pp=pp, dp=dp, ep=ep)
         hardware = nominal_topology(mesh.world) if topology is None else resolve_topology(topology)
+        _require_no_bare_name(uri, shapes=shapes)
         folder = None if record is None else new_folder(record)
         manifest = open_planned(uri, shapes=shapes, weights=weights, sidecar=None, config=settings)
         study = Study(
@@ -120,7 +131,7 @@ def plan_command(
         )
         case = Case(label=str(mesh), parallel=mesh, topology=hardware, config=settings, keep=keep)
         planned_for = _NOMINAL if topology is None else str(topology)
-        if compare or sweep:
+        if compare or sweep is not None:
             document, parts = compared(study, case, compare or [], sweep)
         elif offload:
             document, parts = overflowing(study, case)
@@ -143,11 +154,20 @@ def plan_command(
 def _require_one_task(
     compare: Sequence[str] | None, sweep: str | None, *, offload: bool, single: Sequence[object]
 ) -> None:
-    several = bool(compare or sweep)
+    several = bool(compare) or sweep is not None
     if several + offload + any(single) > 1:
         raise RequestError(
             "--compare and --sweep, --offload, and --save, --explain, --record and --predict are different questions: "
             "ask one of them at a time"
+        )
+
+
+def _require_no_bare_name(uri: str, *, shapes: bool) -> None:
+    from megamind_ray.planning.shapes import ready_names
+
+    if not shapes and uri in ready_names() and not Path(uri).exists():
+        raise RequestError(
+            f"{uri}: no such file or folder; add --shapes to plan for the model of that name, without a checkpoint"
         )
 
 

@@ -26,7 +26,7 @@ def timeline_command(
     records: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DIR...",
+            metavar="DIR",
             show_default=False,
             help="What --record of `megamind load` or `megamind plan` wrote; one of each stand side by side.",
         ),
@@ -41,8 +41,9 @@ def timeline_command(
 ) -> None:
     """Shows when what was busy in a recorded load; a measured and a predicted one on the same axis.
 
-    The figures are those of the first record. Tracks lie beside each other where nodes have the same names: predict for
-    the topology file that `megamind topology --cluster` writes.
+    The page's figures are those of the first record. Tracks lie beside each other where nodes have the same names:
+    predict for the topology file that `megamind topology --cluster` writes. A measured load that started its own
+    workers has their start on the axis too; a prediction begins when they run.
     """
     with Output(as_json) as output:
         from rich.console import Group, RenderableType

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Told", "compared", "overflowing", "planned_or_nearest", "predicted"]
 
 Told = tuple[dict[str, Any], list["RenderableType"]]
+_OFFLOAD = "the same command with --offload"
 
 
 def planned_or_nearest(study: Study, case: Case) -> Plan:
@@ -30,9 +31,13 @@ def planned_or_nearest(study: Study, case: Case) -> Plan:
         return study.plan(case)
     except (RequestError, CapacityError) as error:
         nearest = study.nearest(case)
-        if nearest is None:
+        if nearest is not None and f"{nearest.label} would need" in error.message:
             raise
-        raise _with_advice(error, f"The nearest layout that works on this hardware: {nearest.label}") from error
+        if nearest is not None:
+            raise _with_advice(error, f"The nearest layout that works on this hardware: {nearest.label}") from error
+        if isinstance(error, CapacityError):
+            raise _with_advice(error, f"What host memory could hold instead: {_OFFLOAD}") from error
+        raise
 
 
 def _with_advice(error: RequestError | CapacityError, advice: str) -> RequestError | CapacityError:
@@ -54,7 +59,7 @@ def predicted(plan: Plan, case: Case, record: Path | None) -> Told:
 
     simulation = run_simulation(plan, case.topology, config=case.config)
     report = simulation.report
-    line = f"\npredicted: {format_duration(report.seconds['total'])}"
+    line = f"\npredicted: {format_duration(report.seconds['total'])}, from started workers to the last byte"
     if report.lower_bound_s is not None:
         line += f"; this plan cannot take less than {format_duration(report.lower_bound_s)}"
     parts: list[RenderableType] = [Text(line), TimelineText(timeline=simulation.timeline, report=report)]
@@ -62,7 +67,7 @@ def predicted(plan: Plan, case: Case, record: Path | None) -> Told:
     if record is not None:
         write_record(record, LoadRecord(timeline=simulation.timeline, events=simulation.events), report)
         document["recorded"] = str(record)
-        parts.append(Text(f"\nrecorded in {record}: open timeline.html in a browser"))
+        parts.append(Text(f"\nprediction written to {record}: open timeline.html in a browser"))
     return document, parts
 
 

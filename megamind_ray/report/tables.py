@@ -30,7 +30,7 @@ VERIFIED_MEANING: Mapping[Verified, str] = {
     "transit": "transit: every hop after storage was checked; what storage gave had no recorded checksum to be held to",
     "off": "off: nothing was checked",
 }
-# A checkpoint can have hundreds of files and as many placements; the JSON document has all of them.
+# There can be hundreds of files, placements and ranks; the JSON document has all of them.
 _MAX_ROWS = 40
 _RAY_ID_DIGITS = 56
 # How much of what a rank holds came by which route: read by the rank itself, or through its node's pool.
@@ -76,36 +76,40 @@ def manifest_tables(summary: ManifestSummary) -> RenderableType:
 
 def plan_tables(summary: PlanSummary) -> RenderableType:
     """Where each rank goes, who reads what, and what it amounts to."""
-    distinct = summary.bytes_total
     facts = {
         "checkpoint": summary.uri,
         "mesh": _mesh(summary.parallel),
         "read from storage": f"{format_bytes(summary.bytes_from_storage)}, each byte once",
-        "distinct bytes needed": format_bytes(distinct),
+        "distinct bytes needed": format_bytes(summary.bytes_total),
         "written to devices": format_bytes(summary.bytes_to_device),
-        "replicated": f"{format_bytes(summary.bytes_replicated)}"
-        f" ({summary.bytes_replicated / distinct if distinct else 0:.1%} of the distinct bytes)",
+        "replicated": format_bytes(summary.bytes_replicated),
         "kept in the pool": "yes" if summary.keep else "no",
     }
     ranks = _table(">rank", "pp.dp.tp", "node", ">gpu", ">tensors", ">arena", "why there")
-    for rank in summary.ranks:
+    above = None
+    for rank in summary.ranks[:_MAX_ROWS]:
         coords = f"{rank.coords.pp}.{rank.coords.dp}.{rank.coords.tp}"
-        _row(
-            ranks, rank.rank, coords, rank.node, rank.gpu, f"{rank.num_tensors:,}", _size(rank.arena_bytes), rank.reason
-        )
+        why = "as above" if rank.reason == above else rank.reason
+        above = rank.reason
+        _row(ranks, rank.rank, coords, rank.node, rank.gpu, f"{rank.num_tensors:,}", _size(rank.arena_bytes), why)
     reads = _table("route", "reader", ">extents", ">bytes")
-    for read in summary.reads:
+    for read in summary.reads[:_MAX_ROWS]:
         reader = f"agent of {read.node}" if read.rank is None else f"rank {read.rank} on {read.node}"
         _row(reads, read.route, reader, f"{read.num_extents:,}", _size(read.num_bytes))
     placements = _table("placement", ">tensors", ">bytes")
     for share in summary.placements[:_MAX_ROWS]:
         _row(placements, share.placement, f"{share.num_tensors:,}", _size(share.num_bytes))
-    parts: list[RenderableType] = [_facts(facts), ranks, reads, placements, *_rest(summary.placements, "placement")]
+    parts: list[RenderableType] = [
+        _facts(facts),
+        *(ranks, *_rest(summary.ranks, "rank")),
+        *(reads, *_rest(summary.reads, "reader")),
+        *(placements, *_rest(summary.placements, "placement")),
+    ]
     if summary.pool_need_bytes:
         pools = _table("pool of node", ">bytes that pass through")
-        for node, num_bytes in summary.pool_need_bytes.items():
+        for node, num_bytes in list(summary.pool_need_bytes.items())[:_MAX_ROWS]:
             _row(pools, node, _size(num_bytes))
-        parts.append(pools)
+        parts += [pools, *_rest(summary.pool_need_bytes, "pool")]
     return _stack([*parts, *_notes(summary.notes)])
 
 

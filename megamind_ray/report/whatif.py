@@ -30,13 +30,15 @@ def comparison_document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def comparison_table(outcomes: Sequence[Outcome]) -> RenderableType:
-    """One row per case, the fastest marked; below, why the others do not fit."""
+    """One row per case, the fastest load marked; below, what bounds that one, and why the others do not fit."""
     best = _best(outcomes)
     rows = [_row(outcome, best) for outcome in outcomes if outcome.fits]
     parts: list[RenderableType] = []
     if rows:
         columns = ("case", ">predicted", ">bound", ">from storage", ">network", ">largest rank", ">nodes", "bottleneck")
         parts.append(plain_table(columns, rows))
+    if best is not None:
+        parts.append(Text(f"\n* loads fastest: {best.bottleneck}\nonly loading is compared, not how the model runs"))
     refused = [(outcome.case, outcome.problem) for outcome in outcomes if not outcome.fits]
     if refused:
         parts += [Text("\ncannot be loaded so:" if rows else "no case can be loaded:")]
@@ -58,7 +60,7 @@ def _row(outcome: Outcome, best: Outcome | None) -> tuple[str, ...]:
         format_bytes(outcome.bytes_over_network),
         format_bytes(outcome.largest_rank_bytes),
         str(outcome.num_nodes),
-        outcome.bottleneck,
+        outcome.bottleneck.partition(";")[0],  # What would help is long: it is said once, of the best.
     )
 
 
@@ -70,7 +72,7 @@ def overflow_document(plan: OverflowPlan) -> dict[str, Any]:
 def overflow_tables(plan: OverflowPlan) -> RenderableType:
     """What stays where, and what streaming it costs."""
     ranks = plain_table(
-        (">rank", "where", ">weights", ">on the GPU", ">slots", ">in the pool", ">of these experts"),
+        (">rank", "where", ">weights", ">resident on the GPU", ">stream slots", ">in host memory", ">experts among it"),
         [
             (
                 str(rank.rank),
@@ -85,15 +87,15 @@ def overflow_tables(plan: OverflowPlan) -> RenderableType:
         ],
     )
     if not plan.nodes:
-        return Group(ranks, Text("\nall weights fit the GPUs: nothing overflows"))
+        return Text("all weights fit the GPUs: nothing stays in host memory")
     pools = plain_table(
-        ("pool of node", ">overflows into it", ">room for blocks", "what it takes"),
+        ("pool of node", ">must hold", ">has room for", "enough?"),
         [
             (
                 node.node,
                 format_bytes(node.host_bytes),
                 format_bytes(node.room_bytes),
-                "fits" if node.fits else f"an object store of {format_bytes(node.needed_pool_bytes)}",
+                "yes" if node.fits else f"no: takes an object store of {format_bytes(node.needed_pool_bytes)}",
             )
             for node in plan.nodes
         ],
@@ -105,4 +107,4 @@ def overflow_tables(plan: OverflowPlan) -> RenderableType:
     lines = [
         f"{what}: {format_duration(seconds)} (predicted)" for what, seconds in costs.items() if seconds is not None
     ]
-    return Group(ranks, pools, Text("\n" + "\n".join(lines)))
+    return Group(ranks, Text(), pools, Text("\n" + "\n".join(lines)))

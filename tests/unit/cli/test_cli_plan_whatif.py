@@ -62,7 +62,8 @@ def test_a_sweep_marks_the_fastest(megamind: Any) -> None:
     result = megamind("plan", "llama-3-8b", "--shapes", "--topology", "4x-rtx-4090", "--sweep", "tp")
 
     assert result.code == 0, result.stderr
-    assert result.stdout.count(" *") == 1
+    assert result.stdout.count(" *\n") + result.stdout.count(" *  ") == 1
+    assert result.stdout.count("would help most") == 1
     assert all(f"tp={tp}" in result.stdout for tp in (1, 2, 4))
 
 
@@ -72,6 +73,7 @@ def test_what_is_too_large_says_what_stays_in_host_memory(megamind: Any) -> None
 
     assert refused.code == 2
     assert "CapacityError" in refused.stderr
+    assert "--offload" in refused.stderr
     assert document["host_bytes"] == sum(rank["host_bytes"] for rank in document["ranks"])
     assert document["pass_s"] > 0
     assert all(rank["device_bytes"] + rank["slot_bytes"] <= 22 << 30 for rank in document["ranks"])
@@ -82,6 +84,38 @@ def test_a_layout_that_cannot_work_names_the_nearest_one_that_does(megamind: Any
 
     assert result.code == 2
     assert "The nearest layout that works on this hardware: tp=" in result.stderr
+
+
+def test_a_layout_that_the_refusal_names_itself_is_not_named_twice(megamind: Any) -> None:
+    result = megamind("plan", "llama-3-70b", "--shapes", "--topology", "hgx-h100")
+
+    assert result.code == 2
+    assert "pp=2 would need about" in result.stderr
+    assert "nearest layout" not in result.stderr
+
+
+def test_what_fits_needs_no_host_memory(megamind: Any) -> None:
+    assert "nothing stays in host memory" in megamind(*LLAMA, "--offload").stdout
+
+
+def test_a_model_by_name_without_shapes_names_the_option(megamind: Any) -> None:
+    result = megamind("plan", "llama-3-8b", "--tp", "2")
+
+    assert result.code == 2
+    assert "add --shapes" in result.stderr
+
+
+def test_ranks_placed_for_the_same_reason_say_it_once(megamind: Any) -> None:
+    lines = megamind(*LLAMA, "--no-predict").stdout.splitlines()
+
+    assert sum("tightest fit" in line for line in lines) == 1
+    assert sum(line.rstrip().endswith("as above") for line in lines) == 3
+
+
+def test_of_many_ranks_the_first_are_shown(megamind: Any) -> None:
+    text = megamind("plan", "llama-3-8b", "--shapes", "--tp", "8", "--dp", "6").stdout
+
+    assert "... and 8 more ranks; --json has all of them" in text
 
 
 @pytest.mark.parametrize(
