@@ -17,7 +17,7 @@ __all__ = ["AXES", "parse_case", "sweep_meshes"]
 
 AXES = ("tp", "pp", "dp", "ep")
 _KEYS = (*AXES, "topology", "placement", "keep")
-_MAX_DIGITS = 9  # of a number of ranks: what is longer is a typing mistake
+_MAX_DIGITS = 18  # of a number of ranks: what is longer is a typing mistake
 
 
 def parse_case(text: str, base: Case) -> Case:
@@ -39,6 +39,8 @@ def parse_case(text: str, base: Case) -> Case:
                 f"--compare {text!r}: {item!r} is none of {', '.join(f'{known}=...' for known in _KEYS)} and no "
                 "setting (io.read_threads=...); for example --compare tp=8,pp=2 or --compare placement=first_fit"
             )
+        if key in values:
+            raise RequestError(f"--compare {text!r}: {key} is there twice; a case has one value of it")
         values[key] = value
     sizes = {axis: _size(text, axis, values[axis]) for axis in AXES if axis in values}
     case = replace(base, label=text, parallel=Parallel(**(asdict(base.parallel) | sizes)))
@@ -77,6 +79,8 @@ def sweep_meshes(axes: Sequence[str], base: Parallel, num_gpus: int) -> list[Par
     """
     if not axes or any(axis not in AXES for axis in axes):
         raise RequestError(f"--sweep {','.join(axes)}: axes are {', '.join(AXES)}, for example --sweep tp,pp")
+    if len(set(axes)) < len(axes):
+        raise RequestError(f"--sweep {','.join(axes)}: an axis is there twice; name each one once")
     powers = [1 << exponent for exponent in range(max(1, num_gpus).bit_length())]
     found = []
     for values in itertools.product(powers, repeat=len(axes)):

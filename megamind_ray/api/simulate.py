@@ -12,6 +12,7 @@ from megamind_ray.api.plan import nominal_topology
 from megamind_ray.config import Config, load_config
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.topology import Topology
+from megamind_ray.errors import ClusterError, RequestError
 
 if TYPE_CHECKING:
     from megamind_ray.core.report import LoadReport
@@ -35,7 +36,7 @@ def simulate(
         config: Settings; None reads file and environment.
 
     Raises:
-        RequestError: The topology lacks a node or GPU of the plan.
+        RequestError: The topology lacks a node or GPU of the plan, or is so slow that the load would be given up.
         CapacityError: The blocks of an extent do not fit a pool.
     """
     return run_simulation(plan, topology, config=config).report
@@ -59,21 +60,32 @@ def run_simulation(
         max_flows: Of larger plans, consecutive extents are simulated as one; None: what takes about 20 s.
 
     Raises:
-        RequestError: The topology lacks a node or GPU of the plan, or a fault names what is not there.
+        RequestError: The topology lacks a node or GPU of the plan, or is so slow that the load would be given up, or a
+            fault names what is not there.
         CapacityError: The blocks of an extent do not fit a pool.
         MegamindError: The load is given up because of the faults.
     """
     from megamind_ray.sim import MAX_FLOWS, simulate_plan
 
-    return simulate_plan(
-        plan,
-        _hardware(plan, topology),
-        load_config(profile=False) if config is None else config,
-        faults=faults,
-        max_flows=MAX_FLOWS if max_flows is None else max_flows,
-        started_at=datetime.now(UTC).isoformat(),
-        release=__version__,
-    )
+    hardware = _hardware(plan, topology)
+    try:
+        return simulate_plan(
+            plan,
+            hardware,
+            load_config(profile=False) if config is None else config,
+            faults=faults,
+            max_flows=MAX_FLOWS if max_flows is None else max_flows,
+            started_at=datetime.now(UTC).isoformat(),
+            release=__version__,
+        )
+    except ClusterError as error:
+        if faults:
+            raise
+        # Nothing was to go wrong: there is no cluster yet that could fail, the figures of the hardware are too small.
+        raise RequestError(
+            f"a load would be given up on topology {hardware.name!r}: {error.message}; correct its rates and "
+            "latencies, or raise the setting"
+        ) from error
 
 
 def _hardware(plan: Plan, topology: Topology | str | os.PathLike[str] | None) -> Topology:

@@ -85,9 +85,9 @@ class Study:
         name = case.topology.name
         try:
             plan = self.plan(case)
+            report = run_simulation(plan, case.topology, config=case.config).report
         except (RequestError, CapacityError) as error:
             return Outcome(case=case.label, parallel=case.parallel, topology=name, fits=False, problem=str(error))
-        report = run_simulation(plan, case.topology, config=case.config).report
         return Outcome(
             case=case.label,
             parallel=case.parallel,

@@ -56,6 +56,8 @@ def which_model(model: str | None, config: Path | None, *, shapes: bool) -> tupl
         RequestError: There is no model, or there are two.
     """
     of_model = config is not None and (config.is_dir() or config.name == "config.json")
+    if model is None and config is not None and not config.exists():
+        raise RequestError(f"--config {config}: there is no such file or folder; give the folder of a config.json")
     if model is None and not of_model:
         raise RequestError(
             "no checkpoint is named: give its URI, or for the shapes of a model the folder of its config.json "

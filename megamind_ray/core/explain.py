@@ -43,9 +43,9 @@ def _find(plan: Plan, name: str) -> list[int]:
     if name in names:
         return [names.index(name)]
     views = plan.tables["views"]
-    tied = views.filter(pc.equal(views["name"].cast(pa.string()), name))
-    if len(tied):
-        return [int(tied["tensor"][0].as_py())]
+    tied: list[str] = views["name"].cast(pa.string()).to_pylist()
+    if name in tied:
+        return [int(views["tensor"][tied.index(name)].as_py())]
     if name in plan.disk_tensors:
         segments = plan.tables["segments"]
         rows = segments["disk_tensor"].to_numpy() == plan.disk_tensors.index(name)

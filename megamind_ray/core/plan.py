@@ -165,7 +165,8 @@ class Plan:
                 raise RequestError(f"{folder}: exists already; give a new or an empty folder for the plan")
             folder.mkdir(parents=True, exist_ok=True)
             for name, table in self.tables.items():
-                pq.write_table(table, folder / f"{name}.parquet")
+                with (folder / f"{name}.parquet").open("wb") as file:  # as in _read_table
+                    pq.write_table(table, file)
             # Last: a folder without it is no plan.
             (folder / "plan.json").write_text(json.dumps(header, indent=1) + "\n")
         except OSError as error:
@@ -191,7 +192,7 @@ class Plan:
             values = {name: _checked(header[name], kind, name) for name, kind in _HEADER.items()}
             values |= {"disk_tensors": tuple(header["disk_tensors"]), "notes": tuple(header["notes"])}
             return cls(
-                tables={name: pq.read_table(folder / f"{name}.parquet").cast(kind) for name, kind in TABLES.items()},
+                tables={name: _read_table(folder / f"{name}.parquet").cast(kind) for name, kind in TABLES.items()},
                 parallel=Parallel(**header["parallel"]),
                 pool_need_bytes=_checked(header["pool_need_bytes"], dict, "pool_need_bytes"),
                 **values,
@@ -239,3 +240,9 @@ _HEADER: Mapping[str, type] = {
 }
 # What plans of earlier releases lack.
 _DEFAULTS: Mapping[str, Any] = {"is_referenced": False, "topology": ""}
+
+
+def _read_table(path: Path) -> pa.Table:
+    # Opened here: Arrow refuses paths that are not UTF-8.
+    with path.open("rb") as file:
+        return pq.read_table(file)
