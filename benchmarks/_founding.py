@@ -28,6 +28,7 @@ __all__ = ["founding_rows"]
 _MODEL = "deepseek-v3"
 _CLAIMED_S, _LIMIT_RATIO = 222.0, 1.1
 _LONG_BYTES = 256 << 20
+_MAX_FLOWS = 100_000  # of several machines: a minute for all of them
 # One instance over all nodes, and as many as fit, for each number of nodes; int4 fits one node, fp8 two.
 _MESHES = {
     2: (Parallel(tp=8, pp=2), Parallel(tp=8, dp=2), Parallel(tp=16)),
@@ -89,7 +90,7 @@ def _too_large(manifest: Manifest, machine: Topology, words: dict[str, str]) -> 
 
 def _several(weights: str, manifest: Manifest, machines: Topology, words: dict[str, str]) -> Iterator[Measurement]:
     num_nodes = len(machines.nodes)
-    study = Study(manifest)
+    study = Study(manifest, max_flows=_MAX_FLOWS)
     outcomes = [study.outcome(_case(str(mesh), mesh, machines)) for mesh in _MESHES[num_nodes]]
     fitting = [outcome for outcome in outcomes if outcome.seconds is not None]
     for title, chosen in (

@@ -51,10 +51,19 @@ class Study:
         manifest: The checkpoint, or its shape.
         rules: The user's placement rules.
         allow_replication: As for ``mm.plan``.
+        max_flows: As for ``run_simulation``: fewer are faster, and coarser.
     """
 
-    def __init__(self, manifest: Manifest, *, rules: Sequence[Rule] = (), allow_replication: bool = False) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        rules: Sequence[Rule] = (),
+        allow_replication: bool = False,
+        max_flows: int | None = None,
+    ) -> None:
         self._manifest = manifest
+        self._max_flows = max_flows
         self._rules = tuple(rules)
         self._allow_replication = allow_replication
 
@@ -85,7 +94,7 @@ class Study:
         name = case.topology.name
         try:
             plan = self.plan(case)
-            report = run_simulation(plan, case.topology, config=case.config).report
+            report = run_simulation(plan, case.topology, config=case.config, max_flows=self._max_flows).report
         except (RequestError, CapacityError) as error:
             return Outcome(case=case.label, parallel=case.parallel, topology=name, fits=False, problem=str(error))
         return Outcome(
