@@ -68,25 +68,31 @@ def topology_command(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the topology file there, show the figures.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Write the topology file there, and print the figures in place of it."
+        ),
     ] = None,
     gpus: Annotated[
         int | None,
-        typer.Option("--gpus", min=1, show_default=False, help="Logical GPUs, where there are none. Default: 1."),
+        typer.Option(
+            "--gpus", min=1, show_default=False, help="On a machine without GPUs: how many to write. Default: 1."
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="How long to measure, everything together.")] = 20.0,
     max_bytes: Annotated[
-        str, typer.Option("--bytes", metavar="SIZE", help="Most bytes of the temporary file.")
+        str, typer.Option("--bytes", metavar="SIZE", help="Largest size of the temporary file.")
     ] = "1GiB",
     address: Address = None,
     fleet: Fleet = "default",
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Writes the topology file of this machine, or of the running fleet: links measured, not guessed.
+    """Writes the topology file of this machine, or of the running fleet: rates measured, not guessed.
 
     Disk, memory, processors and loopback are measured one by one, each figure three times or more, and the file says
-    how far they scatter. `megamind plan --topology FILE` plans for it; the name of a preset does in place of a file.
+    how far they scatter; a line at the end says what keeps a default. `megamind plan --topology FILE` plans for it, and
+    takes the name of a preset too.
     """
     with Output(as_json) as output:
         _require_one_task(cluster=cluster, preset=preset, list_presets=list_presets, gpus=gpus)
