@@ -15,13 +15,14 @@ from megamind_ray.errors import MegamindError, RequestError
 from megamind_ray.report.timeline_html import render
 from megamind_ray.report.trace import perfetto
 
-__all__ = ["EVENTS_FILE", "new_folder", "read_record", "write_record"]
+__all__ = ["EVENTS_FILE", "SOURCE_FILES", "new_folder", "read_record", "write_record"]
 
 REPORT_FILE: Final = "report.json"
 TIMELINE_FILE: Final = "timeline.json"
 EVENTS_FILE: Final = "events.jsonl"
 TRACE_FILE: Final = "trace.json"
 PAGE_FILE: Final = "timeline.html"
+SOURCE_FILES: Final = (REPORT_FILE, TIMELINE_FILE, EVENTS_FILE)  # all else can be made from them again
 
 
 def new_folder(path: str | os.PathLike[str]) -> Path:
@@ -81,8 +82,13 @@ def read_record(folder: str | os.PathLike[str]) -> tuple[LoadReport, Timeline]:
         RequestError: It is no record of a load that ended well, or one of another release.
     """
     path = Path(folder)
-    report = LoadReport.from_json(_read(path / REPORT_FILE))
-    return report, Timeline.from_json(_read(path / TIMELINE_FILE))
+    try:
+        report = LoadReport.from_json(_read(path / REPORT_FILE))
+        return report, Timeline.from_json(_read(path / TIMELINE_FILE))
+    except RequestError as error:
+        if str(path) in error.message:
+            raise
+        raise RequestError(f"record {path}: {error.message}; it was not written by this release's --record") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,6 +57,7 @@ def timeline_command(
 
         if len(records) > _MOST:
             raise RequestError(f"{len(records)} records: give one, or a measured and a predicted one")
+        _require_own_places(out, trace, records)
         read = [read_record(folder) for folder in records]
         timelines = [timeline for _, timeline in read]
         if len({timeline.origin for timeline in timelines}) < len(timelines):
@@ -74,6 +76,18 @@ def timeline_command(
             document["trace"] = str(trace)
             parts.append(Text(f"trace written to {trace}"))
         output.emit(document, Group(*parts))
+
+
+def _require_own_places(out: Path | None, trace: Path | None, records: Sequence[Path]) -> None:
+    from megamind_ray.api.record import SOURCE_FILES
+
+    taken = {(folder / name).resolve() for folder in records for name in SOURCE_FILES}
+    for option, path in (("--out", out), ("--trace", trace)):
+        if path is None:
+            continue
+        if path.resolve() in taken:
+            raise RequestError(f"{option} {path}: that file is in use by this command; name another file")
+        taken.add(path.resolve())
 
 
 def _write(path: Path, text: str) -> None:

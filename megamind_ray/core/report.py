@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
+from megamind_ray.core.field_types import require_field_types
 from megamind_ray.errors import RequestError
 
 __all__ = ["SCHEMA", "Fault", "Kept", "LoadReport", "RankReport", "Verified"]
@@ -125,8 +126,10 @@ class LoadReport:
             known["faults"] = tuple(_pick(Fault, row) for row in document.get("faults", ()))
             known["kept"] = _pick(Kept, document.get("kept", {}))
             known["notes"] = tuple(document.get("notes", ()))
-            return cls(**known)
-        except (KeyError, TypeError, AttributeError) as error:
+            report = cls(**known)
+            require_field_types(report)
+            return report
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise RequestError(f"report of schema {SCHEMA!r} is incomplete or malformed: {error}") from error
 
 

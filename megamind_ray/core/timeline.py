@@ -6,14 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
 import pyarrow as pa
 
+from megamind_ray.core.field_types import require_field_types
 from megamind_ray.errors import RequestError
 
 __all__ = ["SCHEMA", "Mark", "Sample", "Span", "SpanKind", "Timeline"]
 
 SCHEMA = "megamind.timeline/1"
 SpanKind = Literal["manifest", "plan", "read", "verify", "cut", "put", "wire", "copy", "wait", "other"]
+_MAX_NUMBER = 1e18  # seconds, bytes or bytes/s; a file with more of them was not written by a recorder
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _SPANS = pa.schema(
@@ -150,16 +153,31 @@ class Timeline:
             spans = pa.table(document["spans"], _SPANS)
             if unknown := set(spans["kind"].to_pylist()) - set(get_args(SpanKind)):
                 raise ValueError(f"kinds of spans {sorted(unknown)}")
-            return cls(
+            samples = pa.table(document["samples"], _SAMPLES)
+            _require_numbers(spans, samples)
+            timeline = cls(
                 origin=document["origin"],
                 spans=spans,
-                samples=pa.table(document["samples"], _SAMPLES),
+                samples=samples,
                 marks=tuple(Mark(**mark) for mark in document["marks"]),
                 limits=dict(document["limits"]),
                 dropped_spans=document["dropped_spans"],
             )
-        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+            require_field_types(timeline, ignored=frozenset({"spans", "samples"}))
+            return timeline
+        except (KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
             raise RequestError(f"timeline of schema {SCHEMA!r} is incomplete or malformed: {error}") from error
+
+
+def _require_numbers(*tables: pa.Table) -> None:
+    """Every cell is there, and every number is finite and not beyond any load."""
+    for table in tables:
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if column.null_count:
+                raise ValueError(f"{name} has empty places")
+            # NaN is not below it either.
+            if pa.types.is_floating(column.type) and not (np.abs(column.to_numpy()) < _MAX_NUMBER).all():
+                raise ValueError(f"{name} has a number that no load has")
 
 
 def _table(rows: Sequence[Span] | Sequence[Sample], schema: pa.Schema) -> pa.Table:

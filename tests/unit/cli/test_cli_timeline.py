@@ -92,3 +92,58 @@ def test_an_empty_timeline_is_no_obstacle(megamind: Any, predicted: Path) -> Non
     (predicted / "timeline.json").write_text(json.dumps(Timeline.of("predicted", []).to_json()))
 
     assert megamind("timeline", predicted).code == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("report.json", "kind", None),
+        ("report.json", "bytes_total", "many"),
+        ("report.json", "seconds", {"total": None}),
+        ("report.json", "verified", "surely"),
+        ("report.json", "ranks", [{"rank": "first"}]),
+        ("report.json", "throughput_bytes_per_s", float("nan")),
+        ("timeline.json", "origin", ["measured"]),
+        ("timeline.json", "dropped_spans", None),
+        ("timeline.json", "limits", {"bytes/s n0/storage": "fast"}),
+        ("timeline.json", "schema", "another"),
+    ],
+)
+def test_a_record_with_a_value_of_another_type_is_refused_by_its_name(
+    megamind: Any, predicted: Path, tmp_path: Path, file: str, key: str, value: object
+) -> None:
+    document = json.loads((predicted / file).read_text())
+    (predicted / file).write_text(json.dumps(document | {key: value}))
+
+    result = megamind("timeline", predicted, "--out", tmp_path / "page.html", "--json")
+
+    assert result.code == 2
+    assert str(predicted) in result.document["error"]["message"]
+
+
+@pytest.mark.parametrize("begin_s", [float("nan"), -1e300, None])
+def test_spans_that_begin_at_no_time_are_refused(megamind: Any, predicted: Path, begin_s: float | None) -> None:
+    document = json.loads((predicted / "timeline.json").read_text())
+    document["spans"]["begin_s"][0] = begin_s
+    (predicted / "timeline.json").write_text(json.dumps(document))
+
+    result = megamind("timeline", predicted, "--json")
+
+    assert result.code == 2
+    assert "begin_s has" in result.document["error"]["message"]
+
+
+def test_a_record_is_not_written_over(megamind: Any, predicted: Path) -> None:
+    before = (predicted / "report.json").read_bytes()
+
+    result = megamind("timeline", predicted, "--out", predicted / "report.json", "--json")
+
+    assert result.code == 2
+    assert (predicted / "report.json").read_bytes() == before
+
+
+def test_the_page_and_the_trace_have_their_own_files(megamind: Any, predicted: Path, tmp_path: Path) -> None:
+    result = megamind("timeline", predicted, "--out", tmp_path / "both", "--trace", tmp_path / "both", "--json")
+
+    assert result.code == 2
+    assert not (tmp_path / "both").exists()
