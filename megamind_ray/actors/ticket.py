@@ -12,6 +12,7 @@ from megamind_ray.core.progress import Phase
 from megamind_ray.core.recorder import NO_RECORD, Recorder, RecordSettings
 from megamind_ray.core.recording import RawRecord
 from megamind_ray.core.timeline import SpanKind
+from megamind_ray.core.tracks import PLANNER_TRACK
 from megamind_ray.errors import ClusterError
 
 __all__ = ["Ticket"]
@@ -60,7 +61,7 @@ class Ticket:
             yield
         finally:
             self.seconds[phase] = monotonic() - begin
-            self._recorder.span("planner", _KINDS.get(phase, "other"), begin_s, label=phase)
+            self._recorder.span(PLANNER_TRACK, _KINDS.get(phase, "other"), begin_s, label=phase)
 
     def raise_if_cancelled(self) -> None:
         if self.cancelled is not None:

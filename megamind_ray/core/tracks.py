@@ -9,7 +9,17 @@ from megamind_ray.core.recorder import Recorder
 from megamind_ray.core.report import Fault, Verified
 from megamind_ray.errors import masked
 
-__all__ = ["NodeRecorder", "NodeTracks", "RankRecorder", "device_series", "rank_track", "short_node"]
+__all__ = [
+    "PLANNER_TRACK",
+    "NodeRecorder",
+    "NodeTracks",
+    "RankRecorder",
+    "device_series",
+    "rank_track",
+    "short_node",
+]
+
+PLANNER_TRACK: Final = "planner"
 
 _RAY_ID_DIGITS: Final = 56
 

@@ -113,7 +113,9 @@ class TimelineText:
             bound = f"; lower bound {format_duration(report.lower_bound_s)}" if report.lower_bound_s is not None else ""
             yield Text(f"bottleneck: {printable(report.bottleneck)}{bound}")
         else:
-            busiest = max(tracks, key=lambda track: track.busy_s)
+            # The planner sees to a load from its beginning to its end, whatever is the bottleneck.
+            moving = [track for track in tracks if track.name != PLANNER_TRACK]
+            busiest = max(moving or tracks, key=lambda track: track.busy_s)
             share = busiest.busy_s / end_s
             yield Text(f"busiest: {printable(busiest.name)}, {share:.0%} of {format_duration(end_s)}")
         if self.timeline.marks:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.timeline import Mark, SpanKind, Timeline
+from megamind_ray.sim.shares import FloatArray
 
 __all__ = ["Recorder"]
 
@@ -48,39 +51,77 @@ class Recorder:
         *,
         max_spans: int,
     ) -> Timeline:
-        """All of it; of more spans than ``max_spans`` the longest."""
+        """All of it; of more spans than ``max_spans`` neighbours of a track and a kind are joined, bytes added up."""
         track, kind, begin_s, end_s, nbytes, extent = _columns(self._rows, 6)
-        begins, ends = np.array(begin_s, np.float64), np.array(end_s, np.float64)
-        kept = np.arange(len(begins))
-        if len(kept) > max_spans:
-            kept = np.argsort(begins - ends, kind="stable")[:max_spans]
-        kept = kept[np.lexsort((ends[kept], begins[kept]))]
         kinds = sorted(set(kind))
         kind_number = {name: number for number, name in enumerate(kinds)}
-        extents = np.array(extent, np.int64)[kept]
-        labels = sorted(set(extents.tolist()))
+        spans = _Spans(
+            track=np.array(track, np.int64),
+            kind=np.array([kind_number[name] for name in kind], np.int64),
+            begin_s=np.array(begin_s, np.float64),
+            end_s=np.array(end_s, np.float64),
+            nbytes=np.array(nbytes, np.int64),
+            extent=np.array(extent, np.int64),
+        ).joined(max_spans)
+        labels = sorted(set(spans.extent.tolist()))
         empty = Timeline.of("predicted", ())
-        spans = pa.table(
+        table = pa.table(
             {
-                "track": _words(np.array(track, np.int64)[kept], list(self._numbers)),
-                "kind": _words(np.array([kind_number[name] for name in kind], np.int64)[kept], kinds),
-                "begin_s": begins[kept],
-                "end_s": ends[kept],
-                "nbytes": np.array(nbytes, np.int64)[kept],
+                "track": _words(spans.track, list(self._numbers)),
+                "kind": _words(spans.kind, kinds),
+                "begin_s": spans.begin_s,
+                "end_s": spans.end_s,
+                "nbytes": spans.nbytes,
                 "label": _words(
-                    np.searchsorted(labels, extents), [f"extent {label}" if label >= 0 else "" for label in labels]
+                    np.searchsorted(labels, spans.extent), [f"extent {label}" if label >= 0 else "" for label in labels]
                 ),
             },
             empty.spans.schema,
         )
         return Timeline(
             origin="predicted",
-            spans=spans,
+            spans=table,
             samples=_samples(samples, empty.samples.schema),
             marks=tuple(sorted(self.marks, key=lambda mark: mark.at_s)),
             limits=dict(limits),
-            dropped_spans=len(begins) - len(kept),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spans:
+    """Columns, one row per span."""
+
+    track: Int64Array
+    kind: Int64Array
+    begin_s: FloatArray
+    end_s: FloatArray
+    nbytes: Int64Array
+    extent: Int64Array
+
+    def joined(self, most: int) -> _Spans:
+        """By begin; of more than ``most`` rows, as many consecutive ones of a track and a kind are one as it takes."""
+        if len(self.track) > most:
+            return self._joined(-(-len(self.track) // most))
+        return self._rows(np.lexsort((self.end_s, self.begin_s)))
+
+    def _joined(self, step: int) -> _Spans:
+        ordered = self._rows(np.lexsort((self.begin_s, self.kind, self.track)))
+        fresh = np.ones(len(ordered.track), np.bool_)
+        fresh[1:] = (np.diff(ordered.track) != 0) | (np.diff(ordered.kind) != 0)
+        start = np.flatnonzero(fresh)
+        within = np.arange(len(fresh)) - np.repeat(start, np.diff(np.append(start, len(fresh))))
+        first = np.flatnonzero(within % step == 0)
+        return _Spans(
+            track=ordered.track[first],
+            kind=ordered.kind[first],
+            begin_s=np.minimum.reduceat(ordered.begin_s, first),
+            end_s=np.maximum.reduceat(ordered.end_s, first),
+            nbytes=np.add.reduceat(ordered.nbytes, first),
+            extent=ordered.extent[first],
+        ).joined(len(first))
+
+    def _rows(self, order: npt.NDArray[np.intp]) -> _Spans:
+        return _Spans(**{item.name: getattr(self, item.name)[order] for item in fields(self)})
 
 
 def _samples(samples: Mapping[str, Iterable[tuple[float, float]]], schema: pa.Schema) -> pa.Table:
