@@ -12,6 +12,7 @@ from rich.text import Text
 
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.timeline import Mark, SpanKind, Timeline
+from megamind_ray.core.tracks import PLANNER_TRACK
 from megamind_ray.report.tables import count_of
 from megamind_ray.report.terminal import printable
 from megamind_ray.report.timeline_layout import (
