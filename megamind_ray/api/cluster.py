@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from megamind_ray.api.record import new_folder, write_record
+from megamind_ray.api.record import new_folder, removed_if_unused, write_record
 from megamind_ray.config import Config, load_config, ray_address
 from megamind_ray.core.ids import model_name
 from megamind_ray.core.location import parse_location
@@ -174,7 +174,8 @@ class Cluster:
             record=folder is not None,
         )
         on_record = None if folder is None else partial(write_record, folder)
-        return LoadedModel(self, self._client.load(request, on_progress, on_record))
+        with removed_if_unused(folder):
+            return LoadedModel(self, self._client.load(request, on_progress, on_record))
 
     def models(self) -> list[ModelInfo]:
         """The models of the fleet, also those that others loaded."""

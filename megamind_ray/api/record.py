@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ from megamind_ray.errors import MegamindError, RequestError
 from megamind_ray.report.timeline_html import render
 from megamind_ray.report.trace import perfetto
 
-__all__ = ["EVENTS_FILE", "SOURCE_FILES", "new_folder", "read_record", "write_record"]
+__all__ = ["EVENTS_FILE", "SOURCE_FILES", "new_folder", "read_record", "removed_if_unused", "write_record"]
 
 REPORT_FILE: Final = "report.json"
 TIMELINE_FILE: Final = "timeline.json"
@@ -44,6 +46,18 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RequestError(f"record {folder}: this user may not write there; name another folder")
     return folder
+
+
+@contextlib.contextmanager
+def removed_if_unused(folder: Path | None) -> Iterator[None]:
+    """Removes a record's folder again, if what is done here fails before anything is in it."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None:
+            with contextlib.suppress(OSError):  # a load that failed has left what there is of its record
+                folder.rmdir()
+        raise
 
 
 def write_record(folder: Path, record: LoadRecord, report: LoadReport | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,7 +103,7 @@ def load_command(
 
     Without --detach the model is loaded, reported and given back when the command ends.
     """
-    with Output(as_json) as output, terminated_as_interrupt():
+    with Output(as_json) as output, terminated_as_interrupt(), ExitStack() as stack:
         # Before anything is started: mistakes in options and files.
         from megamind_ray.config import load_config
         from megamind_ray.core.parallel import Parallel
@@ -129,9 +130,9 @@ def load_command(
         }
         _require_writable(report)
         if record is not None:
-            from megamind_ray.api.record import new_folder
+            from megamind_ray.api.record import new_folder, removed_if_unused
 
-            new_folder(record)
+            stack.enter_context(removed_if_unused(new_folder(record)))
         if settings.io.mirrors:
             from megamind_ray.io.copies import check_mirrors
 

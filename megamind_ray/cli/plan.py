@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,12 +107,12 @@ def plan_command(
 
     Needs no cluster. Without --topology the plan is made for nodes of eight 80 GiB GPUs and no time is predicted.
     """
-    with Output(as_json) as output:
+    with Output(as_json) as output, ExitStack() as stack:
         from rich.console import Group
         from rich.text import Text
 
         from megamind_ray.api.plan import nominal_topology
-        from megamind_ray.api.record import new_folder
+        from megamind_ray.api.record import new_folder, removed_if_unused
         from megamind_ray.api.shapes import open_planned
         from megamind_ray.api.whatif import Case, Study
         from megamind_ray.config import load_config
@@ -125,6 +126,7 @@ def plan_command(
         hardware = nominal_topology(mesh.world) if topology is None else resolve_topology(topology)
         _require_no_bare_name(uri, shapes=shapes)
         folder = None if record is None else new_folder(record)
+        stack.enter_context(removed_if_unused(folder))
         manifest = open_planned(uri, shapes=shapes, weights=weights, sidecar=None, config=settings)
         study = Study(
             manifest, rules=load_rules(rules) if rules is not None else (), allow_replication=allow_replication

@@ -131,3 +131,12 @@ def test_two_questions_at_once_are_refused(megamind: Any, options: tuple[str, ..
 
     assert result.code == 2
     assert "one of them at a time" in result.stderr
+
+
+def test_a_record_of_what_cannot_be_planned_leaves_no_folder(megamind: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "record"
+
+    result = megamind(*LARGE, "--record", folder)
+
+    assert result.code == 2
+    assert not folder.exists()
