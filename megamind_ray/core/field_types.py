@@ -27,7 +27,8 @@ def require_field_types(read: Any, *, ignored: frozenset[str] = frozenset()) -> 
     Raises:
         TypeError: A value is not of the field's type, or no finite number; the message names the field.
     """
-    hints = _hints(type(read))
+    kind: Any = type(read)
+    hints = _hints(kind)
     for field in fields(read):
         value = getattr(read, field.name)
         if field.name not in ignored and not _is_of(value, hints[field.name]):
