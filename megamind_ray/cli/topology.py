@@ -76,7 +76,11 @@ def topology_command(
     gpus: Annotated[
         int | None,
         typer.Option(
-            "--gpus", min=1, show_default=False, help="On a machine without GPUs: how many to write. Default: 1."
+            "--gpus",
+            min=1,
+            max=1024,
+            show_default=False,
+            help="On a machine without GPUs: how many to write. Default: 1.",
         ),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="How long to measure, everything together.")] = 20.0,

@@ -1,4 +1,4 @@
-"""What `megamind plan` says to absurd hardware, cases that contradict themselves, and names that are not text."""
+"""What `megamind plan` and `topology` say to absurd hardware, cases that contradict themselves, and names that are not text."""
 
 from __future__ import annotations
 
@@ -87,3 +87,10 @@ def test_a_plan_is_saved_to_a_folder_whose_name_is_not_text(megamind: Any, tmp_p
 
     assert result.code == 0, result.stderr
     assert Plan.load(tmp_path / NOT_TEXT).bytes_total == result.document["bytes_total"]
+
+
+def test_a_machine_with_more_gpus_than_any_has_is_not_measured(megamind: Any) -> None:
+    result = megamind("topology", "--gpus", "1000000000", "--json")
+
+    assert result.code == 2
+    assert "--gpus" in result.document["error"]["message"]
