@@ -1,4 +1,4 @@
-"""What `megamind plan` and `topology` say to absurd hardware, cases that contradict themselves, and names that are not text."""
+"""What `megamind plan` and `topology` say to absurd hardware, contradicting cases, and names that are not text."""
 
 from __future__ import annotations
 
