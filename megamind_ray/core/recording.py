@@ -140,7 +140,8 @@ def _rates(series: str, reads: Sequence[SpanRow]) -> Iterable[Sample]:
 
 def _arrived(at_s: float, begin_s: Floats, lasts_s: Floats, nbytes: Floats) -> float:
     """Bytes that had come by then."""
-    part = np.divide(at_s - begin_s, lasts_s, out=(at_s > begin_s).astype(np.float64), where=lasts_s > 0)
+    with np.errstate(over="ignore"):  # of a span that lasts next to nothing: it is over, or has not begun
+        part = np.divide(at_s - begin_s, lasts_s, out=(at_s > begin_s).astype(np.float64), where=lasts_s > 0)
     return float((np.clip(part, 0.0, 1.0) * nbytes).sum())
 
 

@@ -28,7 +28,8 @@ def test_each_node_is_measured_and_what_a_put_and_a_call_cost(cluster: mm.Cluste
     (one,) = found.values()
     by_name = {figure.name: figure.value for figure in one.figures}
     assert one.host.put_s == by_name["a put, beside its bytes"] > 0
-    assert one.host.call_s == by_name["a call and its answer"] > 0
+    assert one.host.call_s == by_name["a call that hands over a block"] > 0
+    assert one.host.take_s == by_name["each further block of a call"] >= 0
     assert one.host != Host(cores=one.host.cores)
     assert len(one.disks) == 1
     assert list(tmp_path.iterdir()) == []
