@@ -28,6 +28,8 @@ __all__ = [
     "pool_error",
 ]
 
+_LARGER_GPUS = "No larger mesh fits these GPUs either: take larger or more of them, or weights of fewer bits"
+
 
 def pool_budget_bytes(node: Node, config: Config) -> int:
     """Bytes that blocks of a load may take of a node's object store, replicas included."""
@@ -133,11 +135,11 @@ def device_error(
     need, at = request.rank_bytes[rank], request.parallel.coords(rank)
     node, gpu = _roomiest_left(request.topology, decision)
     changes = [*_freeing(request), *_other_meshes(_Seating(request, policy, demands, manifest))]
-    remedy = "; or ".join(changes) or "no larger mesh fits these GPUs either: take larger or more of them"
+    remedy = f"Smallest change that fits: {'; or '.join(changes)}" if changes else _LARGER_GPUS
     return CapacityError(
         f"rank {rank} (pp={at.pp} dp={at.dp} tp={at.tp}) needs {format_bytes(need)}, and the roomiest GPU left, "
         f"{node.id}:{gpu.index}, has {format_bytes(gpu.free_bytes)} free of {format_bytes(gpu.memory_bytes)} "
-        f"({format_bytes(need - gpu.free_bytes)} too little). Smallest change that fits: {remedy}",
+        f"({format_bytes(need - gpu.free_bytes)} too little). {remedy}",
         where=f"GPU {node.id}:{gpu.index}",
         needed_bytes=need,
         free_bytes=gpu.free_bytes,
