@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from megamind_ray.io.mounts import mount_of
+
 __all__ = ["PageCacheError", "evict", "file_system", "fill", "resident_share"]
 
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
@@ -26,13 +28,8 @@ class PageCacheError(Exception):
 
 def file_system(folder: Path) -> str:
     """Type of the file system that a folder is on: ``ext4``, ``tmpfs``, ..."""
-    device = folder.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        left, _, right = line.partition(" - ")
-        if left.split()[2] == number:
-            return right.split()[0]
-    return "unknown"
+    mount = mount_of(folder)
+    return "unknown" if mount is None else mount.kind
 
 
 def evict(files: Sequence[Path]) -> None:

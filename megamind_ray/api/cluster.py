@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from megamind_ray.api.record import new_folder, removed_if_unused, write_record
+from megamind_ray.api.record import record_folder, write_record
 from megamind_ray.config import Config, load_config, ray_address
 from megamind_ray.core.ids import model_name
 from megamind_ray.core.location import parse_location
@@ -161,7 +161,6 @@ class Cluster:
         from megamind_ray.actors.messages import LoadRequest
 
         self._require_open()
-        folder = None if record is None else new_folder(record)
         request = LoadRequest(
             uri=_absolute(uri),
             parallel=parallel or Parallel(),
@@ -171,10 +170,10 @@ class Cluster:
             rules=tuple(rules),
             allow_replication=allow_replication,
             sidecar=sidecar if sidecar is None or isinstance(sidecar, bool) else _absolute(sidecar),
-            record=folder is not None,
+            record=record is not None,
         )
-        on_record = None if folder is None else partial(write_record, folder)
-        with removed_if_unused(folder):
+        with record_folder(record) as folder:
+            on_record = None if folder is None else partial(write_record, folder)
             return LoadedModel(self, self._client.load(request, on_progress, on_record))
 
     def models(self) -> list[ModelInfo]:

@@ -17,7 +17,7 @@ from megamind_ray.errors import MegamindError, RequestError
 from megamind_ray.report.timeline_html import render
 from megamind_ray.report.trace import perfetto
 
-__all__ = ["EVENTS_FILE", "SOURCE_FILES", "new_folder", "read_record", "removed_if_unused", "write_record"]
+__all__ = ["EVENTS_FILE", "SOURCE_FILES", "new_folder", "read_record", "record_folder", "write_record"]
 
 REPORT_FILE: Final = "report.json"
 TIMELINE_FILE: Final = "timeline.json"
@@ -49,12 +49,17 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def removed_if_unused(folder: Path | None) -> Iterator[None]:
-    """Removes a record's folder again, if what is done here fails before anything is in it."""
+def record_folder(path: str | os.PathLike[str] | None) -> Iterator[Path | None]:
+    """A folder for a record, as ``new_folder`` gives it; without a path none.
+
+    If what is done with it fails before anything is in it, it is removed again, unless it was there before.
+    """
+    was_there = path is None or os.path.lexists(path)
+    folder = None if path is None else new_folder(path)
     try:
-        yield
+        yield folder
     except BaseException:
-        if folder is not None:
+        if folder is not None and not was_there:
             with contextlib.suppress(OSError):  # a load that failed has left what there is of its record
                 folder.rmdir()
         raise

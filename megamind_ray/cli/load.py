@@ -130,9 +130,9 @@ def load_command(
         }
         _require_writable(report)
         if record is not None:
-            from megamind_ray.api.record import new_folder, removed_if_unused
+            from megamind_ray.api.record import record_folder
 
-            stack.enter_context(removed_if_unused(new_folder(record)))
+            stack.enter_context(record_folder(record))
         if settings.io.mirrors:
             from megamind_ray.io.copies import check_mirrors
 

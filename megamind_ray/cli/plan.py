@@ -112,7 +112,7 @@ def plan_command(
         from rich.text import Text
 
         from megamind_ray.api.plan import nominal_topology
-        from megamind_ray.api.record import new_folder, removed_if_unused
+        from megamind_ray.api.record import record_folder
         from megamind_ray.api.shapes import open_planned
         from megamind_ray.api.whatif import Case, Study
         from megamind_ray.config import load_config
@@ -125,8 +125,7 @@ def plan_command(
         mesh = Parallel(tp=tp, pp=pp, dp=dp, ep=ep)
         hardware = nominal_topology(mesh.world) if topology is None else resolve_topology(topology)
         _require_no_bare_name(uri, shapes=shapes)
-        folder = None if record is None else new_folder(record)
-        stack.enter_context(removed_if_unused(folder))
+        folder = stack.enter_context(record_folder(record))
         manifest = open_planned(uri, shapes=shapes, weights=weights, sidecar=None, config=settings)
         study = Study(
             manifest, rules=load_rules(rules) if rules is not None else (), allow_replication=allow_replication

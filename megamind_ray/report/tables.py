@@ -11,6 +11,7 @@ from rich.text import Text
 
 from megamind_ray.core.report import LoadReport, RankReport, Verified
 from megamind_ray.core.topology import Topology
+from megamind_ray.core.tracks import short_node
 from megamind_ray.report.summary import ManifestSummary, PlanSummary
 from megamind_ray.report.terminal import printable
 from megamind_ray.units import format_bytes, format_duration, format_rate
@@ -32,7 +33,6 @@ VERIFIED_MEANING: Mapping[Verified, str] = {
 }
 # There can be hundreds of files, placements and ranks; the JSON document has all of them.
 _MAX_ROWS = 40
-_RAY_ID_DIGITS = 56
 # How much of what a rank holds came by which route: read by the rank itself, or through its node's pool.
 _ROUTES = (">direct", ">pool")
 
@@ -121,7 +121,7 @@ def report_tables(report: LoadReport) -> RenderableType:
             ranks,
             rank.rank,
             f"{rank.pp}.{rank.dp}.{rank.tp}",
-            f"{_short(rank.node)}:{rank.gpu}",
+            f"{short_node(rank.node)}:{rank.gpu}",
             f"{rank.num_tensors:,}",
             _size(rank.bytes_to_device),
             _share(rank.bytes_direct, rank.bytes_to_device),
@@ -204,11 +204,6 @@ def _share(part: int, whole: int) -> str:
 def _speed(rank: RankReport) -> str:
     seconds = rank.seconds.get("total", 0.0)
     return format_rate(rank.bytes_to_device / seconds) if seconds > 0 else "-"
-
-
-def _short(node: str) -> str:
-    """Ray's node ids have 56 digits; the first eight tell them apart."""
-    return node[:8] if len(node) == _RAY_ID_DIGITS else node
 
 
 def _mesh(parallel: Mapping[str, int]) -> str:

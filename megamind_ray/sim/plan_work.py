@@ -19,7 +19,7 @@ from megamind_ray.core.ids import ExtentId, NodeId, Rank
 from megamind_ray.core.plan import DIRECT, Plan
 from megamind_ray.planning.block_runs import block_runs
 from megamind_ray.planning.columns import Grouped, distinct
-from megamind_ray.sim.work import Block, Unit, Work
+from megamind_ray.sim.work import Block, Unit, Work, rounded
 
 __all__ = ["cut_work"]
 
@@ -246,14 +246,8 @@ def _bytes_of(columns: _Columns, merged: Int64Array, num_blocks: int) -> list[di
 
 
 def _cuts(nbytes: int, strided_bytes: int, num_runs: int) -> tuple[tuple[int, int], ...]:
-    parts = ((0, nbytes - strided_bytes), (_rounded(strided_bytes // max(1, num_runs)), strided_bytes))
+    parts = ((0, nbytes - strided_bytes), (rounded(strided_bytes // max(1, num_runs)), strided_bytes))
     return tuple(part for part in parts if part[1])
-
-
-def _rounded(run_bytes: int) -> int:
-    """Down to four leading bits: runs of nearly the same length take nearly as long, and share a lane."""
-    shift = max(0, run_bytes.bit_length() - 4)
-    return max(1, run_bytes >> shift << shift)
 
 
 def _relays(units: Iterable[Unit], node_of_rank: Sequence[NodeId]) -> dict[NodeId, tuple[NodeId, ...]]:

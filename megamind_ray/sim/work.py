@@ -9,7 +9,7 @@ from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import ExtentId, NodeId, Rank
 from megamind_ray.core.load_machine import LoadFacts
 
-__all__ = ["Block", "Unit", "Work", "block_class"]
+__all__ = ["Block", "Unit", "Work", "block_class", "rounded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,11 @@ class Work:
 
 
 def block_class(block: Block) -> int:
-    """Size of a block, or the mean of those that it stands for, rounded down to four bits. Puts depend on it."""
-    nbytes = max(1, block.nbytes // block.parts)
+    """Size of a block, or the mean of those that it stands for, rounded: a put's cost depends on it."""
+    return rounded(block.nbytes // block.parts)
+
+
+def rounded(nbytes: int) -> int:
+    """Down to four leading bits: what is nearly of one length takes nearly as long, and shares a lane."""
     shift = max(0, nbytes.bit_length() - 4)
-    return nbytes >> shift << shift
+    return max(1, nbytes >> shift << shift)

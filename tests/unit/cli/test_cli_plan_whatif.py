@@ -140,3 +140,11 @@ def test_a_record_of_what_cannot_be_planned_leaves_no_folder(megamind: Any, tmp_
 
     assert result.code == 2
     assert not folder.exists()
+
+
+def test_an_empty_folder_of_the_users_stays(megamind: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "record"
+    folder.mkdir()
+
+    assert megamind(*LARGE, "--record", folder).code == 2
+    assert folder.is_dir()

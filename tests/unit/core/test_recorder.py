@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megamind_ray.core.recorder import MAX_SPANS, NO_RECORD, Recorded, Recorder, RecordSettings, SpanRow
 from megamind_ray.core.report import Fault
-from megamind_ray.core.tracks import NodeRecorder, NodeTracks, RankRecorder, short_node
+from megamind_ray.core.tracks import NodeRecorder, RankRecorder
 
 ROOM = 16
 
@@ -230,12 +230,9 @@ def test_many_processes_have_less_room_each() -> None:
     assert settings.shared_by(10**9).max_spans > 1
 
 
-def test_a_node_is_called_by_the_name_that_tables_have() -> None:
-    from megamind_ray.report.tables import _short
-
-    for node in ("n0", "ab" * 28, "10.0.0.1"):
-        assert short_node(node) == _short(node)
+def test_of_a_node_id_of_rays_the_first_digits_are_its_name() -> None:
     assert NodeTracks.of("ab" * 28).storage == "abababab/storage"
+    assert [short_node(node) for node in ("n0", "10.0.0.1")] == ["n0", "10.0.0.1"]
 
 
 def test_a_read_is_a_span_of_storage_and_with_a_reference_a_check_of_the_pool(clock: Clock) -> None:
