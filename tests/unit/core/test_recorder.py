@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megamind_ray.core.recorder import MAX_SPANS, NO_RECORD, Recorded, Recorder, RecordSettings, SpanRow
 from megamind_ray.core.report import Fault
-from megamind_ray.core.tracks import NodeRecorder, RankRecorder
+from megamind_ray.core.tracks import NodeRecorder, NodeTracks, RankRecorder, short_node
 
 ROOM = 16
 
