@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,17 +13,29 @@ from megamind_ray.core.report import Fault
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.file_sources import OWN, FileSources
 from megamind_ray.errors import IntegrityError, MegamindError, RequestError, SourceError, listed
+from megamind_ray.io.checksum import crc32
 from megamind_ray.io.counters import ReadCounters, ReadKind
 from megamind_ray.io.retry import read_with_retry
 from megamind_ray.io.source import Source
 from megamind_ray.io.stop import StopSignal
 
-__all__ = ["ChunkReader", "tensors_in"]
+__all__ = ["ChunkReader", "LongRead", "tensors_in"]
 
 _REMEDY = (
     "get the file anew from where it came from, name another copy to read such ranges from (io.mirrors, --mirror), or "
     "record the checksums again if it was changed on purpose"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LongRead:
+    """What a read of several chunks was for one of them.
+
+    Attributes:
+        found: CRC-32 of the bytes that came; None where the read failed.
+    """
+
+    found: int | None
 
 
 @dataclass(slots=True)
@@ -35,6 +47,7 @@ class _Piece:
         stop: Whether they are wanted still.
         counters: What was asked of storage for it.
         kind: What the next read counts as.
+        long_read: Has brought its bytes already, or failed to.
         told_bytes: Of those that were read again, how many are in faults that were noted.
         failures: By base, why its bytes could not be used.
     """
@@ -45,6 +58,7 @@ class _Piece:
     stop: StopSignal
     counters: ReadCounters
     kind: ReadKind = ReadKind.PAYLOAD
+    long_read: LongRead | None = None
     told_bytes: int = 0
     failures: dict[int, MegamindError] = field(default_factory=dict)
 
@@ -81,10 +95,47 @@ class ChunkReader:
         self._counters = counters
         self._note = note
 
-    def read(self, file: int, begin: int, end: int, buffer: Bytes, stop: StopSignal) -> bool:
+    def read_long(self, file: int, pieces: Sequence[tuple[int, int]], buffer: Bytes) -> dict[int, LongRead]:
+        """One read of chunks that follow each other, where storage prefers that. Nothing is checked yet.
+
+        Args:
+            file: File id.
+            pieces: First byte of each chunk, and one past its last.
+            buffer: For all of them.
+
+        Returns:
+            By first byte what ``read`` is to be told of it; empty where no such read was made.
+        """
+        if len(pieces) < 2 or self._sources.order(file)[:1] != [OWN]:
+            return {}
+        try:
+            source = self._sources.open(OWN, file)
+        except MegamindError:  # as the reads of the chunks will find
+            return {}
+        first = pieces[0][0]
+        if not source.prefers_long_reads(first, buffer.nbytes):
+            return {}
+        self._counters.add(ReadKind.PAYLOAD, buffer.nbytes)
+        try:
+            source.read_into(first, buffer.data)
+        except (OSError, MegamindError):  # which chunk it was, and whether for good, its own reads will tell
+            return {begin: LongRead(None) for begin, _ in pieces}
+        return {begin: LongRead(crc32(buffer[begin - first : end - first])) for begin, end in pieces}
+
+    def read(
+        self, file: int, begin: int, end: int, buffer: Bytes, stop: StopSignal, long_read: LongRead | None = None
+    ) -> bool:
         """Fills a buffer with a chunk or part of one.
 
         Once ``stop`` is set, what fails is not tried again, and no further source is asked.
+
+        Args:
+            file: File id.
+            begin: First byte in the file.
+            end: One past the last.
+            buffer: Where to.
+            stop: Ends it.
+            long_read: That has filled the buffer, or failed to, in place of a first read here.
 
         Returns:
             Whether it was checked against a reference.
@@ -93,7 +144,9 @@ class ChunkReader:
             IntegrityError: No source has the bytes that it should.
             SourceError, RequestError: No source gives any.
         """
-        piece = _Piece(file, begin, end, stop, ReadCounters(self._counters))
+        piece = _Piece(file, begin, end, stop, ReadCounters(self._counters), long_read=long_read)
+        if long_read is not None:
+            piece.kind = ReadKind.RETRIED
         for base in self._sources.order(file):
             try:
                 is_proven = self._read_from(base, piece, buffer)
@@ -144,11 +197,18 @@ class ChunkReader:
         self, base: int, source: Source, piece: _Piece, begin: int, buffer: Bytes, expected: int | None
     ) -> bool:
         """Reads a range until it matches, at most ``retry.attempts`` times. True where there was something to match."""
+        first = piece.long_read.found if base == OWN and piece.long_read is not None else None
         if expected is None:
-            self._read_once(base, source, piece, begin, buffer, summed=False)
+            if first is None:
+                self._read_once(base, source, piece, begin, buffer, summed=False)
             self._sources.count(base, failed=False)
             return False
         found = reads = 0
+        if first is not None:
+            found, reads = first, 1
+            self._sources.count(base, failed=found != expected)
+            if found == expected:
+                return True
         while reads == 0 or (reads < self._retry.attempts and not piece.stop.is_set()):
             reads += 1
             # After a mismatch past the cache: a copy in memory that is wrong would be wrong again.
@@ -179,6 +239,9 @@ class ChunkReader:
     ) -> int:
         """Reads a range; gives its CRC-32 where ``summed``, else 0."""
         num_retries = 0
+        if base == OWN and piece.long_read == LongRead(None):
+            num_retries, piece.long_read = 1, None
+            self._sources.count(base, failed=True)
 
         def wait(seconds: float) -> None:
             nonlocal num_retries

@@ -11,7 +11,7 @@ from megamind_ray.config import Config
 from megamind_ray.core.program import FileTable
 from megamind_ray.core.report import Fault, Verified
 from megamind_ray.device.strided import Bytes
-from megamind_ray.engine.chunk_reader import ChunkReader, tensors_in
+from megamind_ray.engine.chunk_reader import ChunkReader, LongRead, tensors_in
 from megamind_ray.engine.file_sources import OWN, FileSources, SourceOpener
 from megamind_ray.engine.staging import StagingRing, staging_ring
 from megamind_ray.errors import ClusterError, masked
@@ -113,17 +113,21 @@ class ExtentReader:
         """
         stop = Stop(self._stop)  # chunks that are read side by side end together
 
+        long_reads: dict[int, LongRead] = {}
+
         def read(piece: tuple[int, int]) -> bool:
             first, last = piece
             if stop.is_set():
                 uri = self._sources.uri(OWN, file)
                 raise ClusterError(f"{uri}: stopped before all was done, at bytes [{first}, {last})")
-            return self._chunks.read(file, first, last, buffer[first - begin : last - begin], stop)
+            view = buffer[first - begin : last - begin]
+            return self._chunks.read(file, first, last, view, stop, long_reads.get(first))
 
         if self._remote_threads is not None:
             pieces = self.pieces(file, begin, end)
             checked = run_requests(read, pieces, num_in_flight=self._remote_threads, on_failure=stop.set)
         elif file in self.files.reference_crc32:
+            long_reads = self._chunks.read_long(file, list(self.pieces(file, begin, end)), buffer)
             checked = [read(piece) for piece in self.pieces(file, begin, end)]
         else:  # nothing to check chunk by chunk: the fewer reads, the less threads wait for the GIL between them
             checked = [read((begin, end))]

@@ -25,8 +25,9 @@ __all__ = ["DIRECT_ALIGNMENT_BYTES", "LocalSource"]
 DIRECT_ALIGNMENT_BYTES: Final = 4096
 # Below this a direct read is all latency, and the page cache reads ahead.
 _MIN_DIRECT_BYTES: Final = 256 * KIB
-# Summed while they are in the second-level cache, where a sum runs twice as fast as from memory (docs/benchmarks.md).
-_SUMMED_PIECE_BYTES: Final = 256 * KIB
+# Summed while they are in a cache, where a sum runs twice as fast as from memory. With less, taking the GIL twice a
+# piece costs more than that gains (docs/design/0010).
+_SUMMED_PIECE_BYTES: Final = 2 * MIB
 _BOUNCE_BYTES: Final = 4 * MIB
 
 
@@ -89,6 +90,9 @@ class LocalSource(OpenSource):
                 self._read_buffered(offset + begin, piece)
             value = crc32(piece, value)
         return value
+
+    def prefers_long_reads(self, offset: int, num_bytes: int) -> bool:
+        return self._direct_fd_for(offset, num_bytes, past_cache=False) is not None
 
     def current_version(self) -> FileVersion:
         return _version(os.fstat(self._fd))

@@ -88,6 +88,9 @@ class Source(Protocol):
     def read_summed(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> int:
         """As ``read_into``, and gives the CRC-32 of what was read, computed while the bytes are in the CPU's cache."""
 
+    def prefers_long_reads(self, offset: int, num_bytes: int) -> bool:
+        """Whether one read of this range is faster than one for each chunk of it, each summed as it comes."""
+
     def check_unchanged(self) -> None:
         """Makes sure that what was read is of the file as it was opened: asks the storage, unless all answers told.
 
@@ -124,6 +127,10 @@ class OpenSource(ABC):
         """As ``Source.read_summed``."""
         self.read_into(offset, buffer, past_cache=past_cache)
         return crc32(buffer)
+
+    def prefers_long_reads(self, offset: int, num_bytes: int) -> bool:  # noqa: ARG002
+        """As ``Source.prefers_long_reads``: a request to storage behind a network has its length chosen already."""
+        return False
 
     @abstractmethod
     def current_version(self) -> FileVersion:

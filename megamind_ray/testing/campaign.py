@@ -209,7 +209,8 @@ def run_campaign(
         elif remedy == "mirror":
             done = _in(bench.own, damage)
         loads = alone if remedy == "second read" else bench
-        outcome = loads.load(InjectingStorage(done), damage=damage)
+        # Every other one read as from a disk: several chunks at a time.
+        outcome = loads.load(InjectingStorage(done, long_reads=number % 2 == 1), damage=damage)
         result.outcomes[kind, remedy, outcome] += 1
         on_done(number + 1)
     return result
@@ -217,7 +218,7 @@ def run_campaign(
 
 def run_clean(bench: Bench, num_loads: int) -> Counter[Outcome]:
     """Loads without any damage: every outcome other than ``harmless`` is a false alarm, or worse."""
-    return Counter(bench.load(InjectingStorage()) for _ in range(num_loads))
+    return Counter(bench.load(InjectingStorage(long_reads=number % 2 == 1)) for number in range(num_loads))
 
 
 def damage_to(manifest: Manifest, kind: DamageKind, rng: random.Random) -> ChunkDamage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -25,7 +24,7 @@ class Read:
         uri: Path or URI of the file.
         offset: First byte in the file.
         buffer: What came; damage is done to it.
-        number: How often this offset of this file has been read, this time included.
+        number: How many reads have brought bytes of this range, this one included.
         past_cache: Whether the reader asked past the cache.
     """
 
@@ -51,13 +50,15 @@ class InjectingStorage:
     Attributes:
         damage: Called after each read.
         on_open: Called with the URI of each file before it is opened; may raise.
+        long_reads: Prefer one read of several chunks, as storage does whose files are not in the page cache.
         reads: (URI, offset) of all reads so far, in order.
     """
 
     damage: Damage = lambda _read: None
     on_open: Callable[[str], None] = lambda _uri: None
+    long_reads: bool = False
     reads: list[tuple[str, int]] = field(default_factory=list)
-    _numbers: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _ranges: list[tuple[str, int, int]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, uri: str, expected: FileInfo) -> Source:
@@ -66,10 +67,11 @@ class InjectingStorage:
 
     def answered(self, uri: str, offset: int, buffer: memoryview, *, past_cache: bool) -> None:
         """Counts a read and does the damage."""
+        end = offset + buffer.nbytes
         with self._lock:
             self.reads.append((uri, offset))
-            self._numbers[uri, offset] += 1
-            number = self._numbers[uri, offset]
+            self._ranges.append((uri, offset, end))
+            number = sum(of == uri and first < end and offset < last for of, first, last in self._ranges)
         self.damage(Read(uri, offset, buffer, number, past_cache))
 
 
@@ -98,6 +100,9 @@ class _InjectingSource:
     def read_summed(self, offset: int, buffer: memoryview, *, past_cache: bool = False) -> int:
         self.read_into(offset, buffer, past_cache=past_cache)  # summed after the damage: it is done on the way
         return crc32(buffer)
+
+    def prefers_long_reads(self, offset: int, num_bytes: int) -> bool:
+        return self._storage.long_reads or self._inner.prefers_long_reads(offset, num_bytes)
 
     def check_unchanged(self) -> None:
         self._inner.check_unchanged()

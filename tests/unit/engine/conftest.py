@@ -167,6 +167,7 @@ class FaultyStorage:
         flips_left: How often; -1 for always.
         errors_left: Reads that raise an ``OSError`` first.
         before_read: Called with the offset before each read.
+        long_reads: Prefer one read of several chunks.
         stale_checks: Checks for changes that see nothing first, as where a network file system caches attributes.
         num_checks: Checks for changes so far.
         offsets: Offsets that were read, in order.
@@ -176,6 +177,7 @@ class FaultyStorage:
     flips_left: int = 0
     errors_left: int = 0
     before_read: Callable[[int], None] = lambda _offset: None
+    long_reads: bool = False
     stale_checks: int = 0
     num_checks: int = 0
     offsets: list[int] = field(default_factory=list)
@@ -209,6 +211,9 @@ class _FaultySource:
             if offset <= storage.flip_at < offset + buffer.nbytes and storage.flips_left:
                 storage.flips_left -= 1
                 buffer.cast("B")[storage.flip_at - offset] ^= 1
+
+    def prefers_long_reads(self, _offset: int, _num_bytes: int) -> bool:
+        return self._storage.long_reads
 
     def check_unchanged(self) -> None:
         storage = self._storage
