@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, Literal, get_origin
 
 from megamind_ray.config.sections import Config
+from megamind_ray.core.field_types import type_hints
 from megamind_ray.errors import RequestError
 from megamind_ray.units import parse_bytes
 
@@ -27,7 +28,7 @@ def build(layers: Sequence[Layer]) -> Config:
     values: dict[str, dict[str, object]] = {}
     for origin, layer in layers:
         _merge(values, layer, origin)
-    sections = get_type_hints(Config)
+    sections = type_hints(Config)
     return Config(**{name: sections[name](**fields) for name, fields in values.items()})
 
 
@@ -49,7 +50,7 @@ def overridden(config: Config, values: Mapping[str, Mapping[str, object]], origi
 
 
 def _merge(values: dict[str, dict[str, object]], new: Mapping[str, Mapping[str, object]], origin: str) -> None:
-    sections = get_type_hints(Config)
+    sections = type_hints(Config)
     for section, fields in new.items():
         if section not in sections:
             raise RequestError(
@@ -57,7 +58,7 @@ def _merge(values: dict[str, dict[str, object]], new: Mapping[str, Mapping[str, 
             )
         if not isinstance(fields, Mapping):
             raise RequestError(f"{origin}: {section} = {fields!r} must be a section with settings")
-        hints = get_type_hints(sections[section])
+        hints = type_hints(sections[section])
         for name, value in fields.items():
             if name not in hints:
                 raise RequestError(f"{origin}: no setting {section}.{name}; there are {', '.join(hints)}")

@@ -8,12 +8,12 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_type_hints
 
 from megamind_ray.config.files import read_regular
 from megamind_ray.config.layers import Layer, build
 from megamind_ray.config.profiles import find_profile
 from megamind_ray.config.sections import Config
+from megamind_ray.core.field_types import type_hints
 from megamind_ray.errors import RequestError
 
 __all__ = ["load_config", "setting_origins"]
@@ -61,7 +61,7 @@ def setting_origins(
     env = os.environ if environ is None else environ
     origins = {
         f"{section}.{item.name}": "default"
-        for section, kind in get_type_hints(Config).items()
+        for section, kind in type_hints(Config).items()
         for item in dataclasses.fields(kind)
     }
     for origin, layer in _layers(path, None, env, profile=profile):

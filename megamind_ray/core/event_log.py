@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
-from typing import Any, Final, Self, TypeVar, get_args, get_type_hints
+from typing import Any, Final, Self, TypeVar, get_args
 
 import numpy as np
 
 from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
+from megamind_ray.core.field_types import type_hints
 from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadFacts, LoadMachine
 from megamind_ray.core.report import Fault
@@ -247,12 +247,7 @@ def _of(kinds: Mapping[str, type], document: Any) -> Any:
 
 
 def _fields_of(cls: Any, document: Mapping[str, Any]) -> Any:
-    return cls(**{name: _READERS[hint](document[name]) for name, hint in _hints(cls).items()})
-
-
-@cache
-def _hints(cls: Any) -> Mapping[str, Any]:
-    return get_type_hints(cls)
+    return cls(**{name: _READERS[hint](document[name]) for name, hint in type_hints(cls).items()})
 
 
 def _error(document: Any) -> MegamindError:

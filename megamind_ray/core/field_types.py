@@ -9,11 +9,12 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["require_field_types"]
+__all__ = ["require_field_types", "type_hints"]
 
 
 @cache
-def _hints(cls: Any) -> dict[str, Any]:
+def type_hints(cls: Any) -> Mapping[str, Any]:
+    """As ``typing.get_type_hints``, which compiles every annotation again at each call."""
     return get_type_hints(cls)
 
 
@@ -28,7 +29,7 @@ def require_field_types(read: Any, *, ignored: frozenset[str] = frozenset()) -> 
         TypeError: A value is not of the field's type, or no finite number; the message names the field.
     """
     kind: Any = type(read)
-    hints = _hints(kind)
+    hints = type_hints(kind)
     for field in fields(read):
         value = getattr(read, field.name)
         if field.name not in ignored and not _is_of(value, hints[field.name]):
