@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ def _reads(plan: Plan, tensor: int) -> Iterator[str]:
     if not len(rows):
         yield "  no bytes to read"
         return
-    block = segments["block"].to_numpy()[rows]
+    block, consumers = (segments[name].to_numpy()[rows] for name in ("block", "consumers"))
     nbytes = (segments["run_bytes"].to_numpy() * segments["num_runs"].to_numpy())[rows]
     extents = np.unique(blocks["extent"].to_numpy()[np.unique(block)])
     sources = [plan.disk_tensors[i] for i in np.unique(segments["disk_tensor"].to_numpy()[rows])]
@@ -112,22 +113,33 @@ def _reads(plan: Plan, tensor: int) -> Iterator[str]:
     yield f"  on disk as {listed(sources, 3)}, in {pieces}:"
     paths = plan.tables["files"]["path"].to_pylist()
     for extent in extents[:_MOST_READS].tolist():
-        yield from _read(plan, extent, block, nbytes, paths)
+        yield from _read(plan, extent, _Pieces(block, consumers, nbytes), paths)
     if len(extents) > _MOST_READS:
         yield f"    and {len(extents) - _MOST_READS} more extents"
 
 
-def _read(plan: Plan, extent: int, block: Int64Array, nbytes: Int64Array, paths: list[str]) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Segments of a tensor: block, set of ranks, bytes."""
+
+    block: Int64Array
+    consumers: Int64Array
+    nbytes: Int64Array
+
+
+def _read(plan: Plan, extent: int, pieces: _Pieces, paths: list[str]) -> Iterator[str]:
     row = plan.tables["extents"].slice(extent, 1).to_pylist()[0]
     reader = f"rank {row['rank']} on {row['node']}" if row["rank"] >= 0 else f"the agent of {row['node']}"
     yield f"    extent {extent}: {paths[row['file']]} [{row['begin']}, {row['end']}), {row['route']}, read by {reader}"
     yield f"      because {row['reason']}"
-    for item in sorted(set(block.tolist())):
+    pairs = plan.tables["consumers"]
+    for item in sorted(set(pieces.block.tolist())):
         entry = plan.tables["blocks"].slice(item, 1).to_pylist()[0]
         if entry["extent"] == extent:
-            pairs = plan.tables["consumers"]
-            ranks = pairs.filter(pc.equal(pairs["consumers"], entry["consumers"]))["rank"].to_pylist()
-            own = format_bytes(int(nbytes[block == item].sum()))
+            here = pieces.block == item
+            members = pairs.filter(pc.is_in(pairs["consumers"], pa.array(pieces.consumers[here])))
+            ranks = sorted(set(members["rank"].to_pylist()))
+            own = format_bytes(int(pieces.nbytes[here].sum()))
             yield f"      block {item} ({format_bytes(entry['nbytes'])}, {own} of this tensor) for {_ranks(ranks)}"
 
 

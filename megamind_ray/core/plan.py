@@ -4,8 +4,8 @@ Tables (one row per ...):
 
 - ``files``: data file. ``tensors``: module tensor. ``ranks``: rank of the mesh.
 - ``views``: tensor that a rank holds, with its place in the rank's arena.
-- ``extents``: contiguous read from storage. ``blocks``: object cut from an extent for a set of ranks.
-- ``consumers``: (set of ranks, rank). ``segments``: strided piece of a block.
+- ``extents``: contiguous read from storage. ``blocks``: object cut from an extent for the ranks of some nodes.
+- ``consumers``: (set of ranks, rank). ``segments``: strided piece of a block, for some of the block's ranks.
 
 How they hang together, and where checksums are made: docs/design/0004.
 """
@@ -91,6 +91,7 @@ TABLES: Mapping[str, pa.Schema] = {
             ("block", _I32),
             ("tensor", _I32),
             ("disk_tensor", _I32),
+            ("consumers", _I32),
             ("block_offset", _I64),
             ("src_offset", _I64),  # absolute in the file
             ("run_bytes", _I64),

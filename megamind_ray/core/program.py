@@ -56,14 +56,24 @@ class ExtentTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTable:
-    """Blocks in plan order. ``first_segment`` has one entry more than there are blocks: segments of block row ``i`` are
-    ``[first_segment[i], first_segment[i + 1])`` of the program's ``SegmentTable``.
+    """Blocks in plan order.
+
+    Attributes:
+        block: Plan ids.
+        extent: Plan ids of what they are cut from.
+        nbytes: Sizes.
+        consumers: Set of the ranks that take some of it.
+        num_segments: Segments of the whole block, and so checksums that come with it.
+        first_segment: One entry more than there are blocks: those of block row ``i`` that the program is about are
+            ``[first_segment[i], first_segment[i + 1])`` of its ``SegmentTable``. An agent's are all of the block, a
+            rank's those that it takes.
     """
 
     block: Int64Array
     extent: Int64Array
     nbytes: Int64Array
     consumers: Int64Array
+    num_segments: Int64Array
     first_segment: Int64Array
 
     def __len__(self) -> int:
@@ -72,8 +82,12 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTable:
-    """Segments, grouped by block; the columns are those of the plan's ``segments`` table."""
+    """Segments, grouped by block; the columns are those of the plan's ``segments`` table.
 
+    ``position`` is the place of a segment among all those of its block, and so of its checksum.
+    """
+
+    position: Int64Array
     tensor: Int64Array
     block_offset: Int64Array
     src_offset: Int64Array

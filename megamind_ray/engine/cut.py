@@ -24,12 +24,14 @@ class Segment:
     """A row of a segment table.
 
     Attributes:
+        position: Among the segments of its block.
         tensor: Plan id of the module tensor.
         src: Runs in the file, at absolute offsets.
         block_offset: First byte in the block, where the runs are packed.
         dst: Runs in the view.
     """
 
+    position: int
     tensor: int
     src: Runs
     block_offset: int
@@ -59,6 +61,7 @@ def segments_of(table: SegmentTable, begin: int, end: int) -> list[Segment]:
     """Rows ``[begin, end)`` as objects."""
     rows = table.rows(begin, end)
     columns = (
+        rows.position,
         rows.tensor,
         rows.block_offset,
         rows.src_offset,
@@ -70,8 +73,8 @@ def segments_of(table: SegmentTable, begin: int, end: int) -> list[Segment]:
     )
     # Plain integers in one go: indexing numpy columns one by one costs ten times as much.
     return [
-        Segment(tensor, Runs(src, run, num, stride), block, Runs(dst, run, num, dst_stride))
-        for tensor, block, src, run, num, stride, dst, dst_stride in zip(
+        Segment(position, tensor, Runs(src, run, num, stride), block, Runs(dst, run, num, dst_stride))
+        for position, tensor, block, src, run, num, stride, dst, dst_stride in zip(
             *(column.tolist() for column in columns), strict=True
         )
     ]

@@ -127,12 +127,12 @@ class RankSession:
             self._seconds[step] = self._seconds.get(step, 0.0) + seconds
 
     def apply(self, block: int, data: Bytes, crc32s: Crc32Array) -> bool:
-        """Puts a block in place and makes sure that it arrived as it was cut.
+        """Puts the rank's segments of a block in place and makes sure that they arrived as they were cut.
 
         Args:
             block: Plan id; a block of a direct extent is taken too, it comes when the direct read failed.
             data: Its bytes, read-only or not; not needed after the call.
-            crc32s: Checksum of each of its segments.
+            crc32s: Checksum of each of its segments, of those of other ranks too.
 
         Returns:
             False for a block that is there already, or is being put in place by another thread: it is ignored.
@@ -150,10 +150,10 @@ class RankSession:
             if not claimed:
                 return False
             started_s, begin_s = time.perf_counter(), self.record.now()
-            self._put(block, row, data, crc32s)
-            self.record.copied(begin_s, data.nbytes, block=block)
+            placed_bytes = self._put(block, row, data, crc32s)
+            self.record.copied(begin_s, placed_bytes, block=block)
             with self._lock:
-                self._bytes_pool += data.nbytes
+                self._bytes_pool += placed_bytes
                 self._seconds["copy"] += time.perf_counter() - started_s
         return True
 
@@ -333,12 +333,14 @@ class RankSession:
             with self._lock:
                 self._states[list(rows)] = state
 
-    def _put(self, block: int, row: int, data: Bytes, crc32s: Crc32Array) -> None:
-        segments = self._cutter.segments_of_row(row)
-        if data.nbytes != int(self.program.blocks.nbytes[row]) or len(crc32s) != len(segments):
+    def _put(self, block: int, row: int, data: Bytes, crc32s: Crc32Array) -> int:
+        """Gives the number of bytes that are in place then."""
+        segments, blocks = self._cutter.segments_of_row(row), self.program.blocks
+        if data.nbytes != int(blocks.nbytes[row]) or len(crc32s) != int(blocks.num_segments[row]):
             raise self._wrong(block, row, None, f"{data.nbytes} bytes and {len(crc32s)} checksums came")
         with ExitStack() as under_way:  # the block's memory is the caller's again only when the device is done with it
-            for segment, expected in zip(segments, crc32s.tolist(), strict=True):
+            for segment in segments:
+                expected = int(crc32s[segment.position])
                 packed = data[segment.block_offset : segment.block_offset + segment.nbytes]
                 # In place where the host sees the bytes in one piece: then the check covers the copy as well.
                 in_place = segment.dst.contiguous and self._sink.host(segment.tensor) is not None
@@ -349,6 +351,7 @@ class RankSession:
                     under_way.callback(ticket.wait)
                 if in_place and self._sink.checksum(segment.tensor, segment.dst) != expected:
                     raise self._wrong(block, row, segment, f"CRC-32 is not {expected:08x}")
+        return sum(segment.nbytes for segment in segments)
 
     def _wrong(self, block: int, row: int, segment: Segment | None, what: str) -> IntegrityError:
         extent = int(self.program.blocks.extent[row])

@@ -168,11 +168,15 @@ def _cut(manifest: Manifest, slices: SliceTable, files: FileTable, config: Confi
 def _cutter(pieces: Cut) -> BlockCutter:
     segments = pieces.segments
     num_blocks = len(pieces.block_extent)
+    first = np.searchsorted(segments.block, np.arange(num_blocks + 1))
     blocks = BlockTable(
         block=np.arange(num_blocks, dtype=np.int64),
         extent=pieces.block_extent,
         nbytes=pieces.block_nbytes,
         consumers=pieces.block_consumers,
-        first_segment=np.searchsorted(segments.block, np.arange(num_blocks + 1)),
+        num_segments=np.diff(first),
+        first_segment=first,
     )
-    return BlockCutter(blocks, SegmentTable(**{name: getattr(segments, name) for name in SegmentTable.__slots__}))
+    names = [name for name in SegmentTable.__slots__ if name != "position"]
+    position = np.arange(len(segments.block)) - first[segments.block]
+    return BlockCutter(blocks, SegmentTable(position=position, **{name: getattr(segments, name) for name in names}))

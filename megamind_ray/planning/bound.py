@@ -153,8 +153,12 @@ class _Work:
             yield self._model.place(node, position), float(read[at])
 
     def _rank_bytes(self, blocks: npt.NDArray[np.bool_]) -> Float64Array:
-        """By rank, the bytes that it consumes of some blocks."""
-        by_set = np.bincount(self._consumers[blocks], weights=self._block_nbytes[blocks], minlength=len(self._sets))
+        """By rank, the bytes that it takes of some blocks."""
+        segments = self._plan.tables["segments"]
+        nbytes = (
+            segments["run_bytes"].to_numpy() * segments["num_runs"].to_numpy() * blocks[segments["block"].to_numpy()]
+        )
+        by_set = np.bincount(segments["consumers"].to_numpy(), weights=nbytes, minlength=len(self._sets))
         owner, rank = self._sets.explode(np.arange(len(self._sets), dtype=np.int64))
         return np.asarray(np.bincount(rank, weights=by_set[owner], minlength=len(self._node_of_rank)), np.float64)
 

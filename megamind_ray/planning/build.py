@@ -87,12 +87,12 @@ def build_plan(
             "views": tables.view_table(demands, layout),
             "extents": tables.extent_table(pieces, routes, topology),
             "blocks": tables.block_table(pieces),
-            "consumers": tables.consumer_table(demands.consumer_sets),
+            "consumers": tables.consumer_table(pieces.sets),
             "segments": tables.segment_table(pieces),
         },
         disk_tensors=tuple(manifest.tensors),
         bytes_total=demands.bytes_total,
-        bytes_to_device=_bytes_to_device(pieces, demands),
+        bytes_to_device=_bytes_to_device(pieces),
         pool_need_bytes=_pool_need(pieces, routes, topology, manifest, config),
         keep=keep,
         is_referenced=manifest.reference is not None,
@@ -226,9 +226,10 @@ def _check_pool(node: Node, config: Config, at_once: int, extent: int, pieces: C
         raise pool_error(node, config, at_once, what)
 
 
-def _bytes_to_device(pieces: Cut, demands: Demands) -> int:
-    num_consumers = np.array([len(members) for members in demands.consumer_sets] or [0], np.int64)
-    return int((pieces.block_nbytes * num_consumers[pieces.block_consumers]).sum())
+def _bytes_to_device(pieces: Cut) -> int:
+    num_ranks = np.array([len(members) for members in pieces.sets] or [0], np.int64)
+    segments = pieces.segments
+    return int((segments.run_bytes * segments.num_runs * num_ranks[segments.consumers]).sum())
 
 
 # Said here without torch; device.dtypes has the whole of it.

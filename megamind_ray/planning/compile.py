@@ -55,8 +55,8 @@ def compile_rank(plan: Plan, manifest: Manifest, rank: Rank, load: LoadId) -> Ra
         views=_views(plan, rank),
         files=file_table(manifest, plan.chunk_bytes, columns.files_of(extents)),
         extents=columns.extent_table(extents),
-        blocks=columns.block_table(blocks),
-        segments=columns.segment_table(blocks),
+        blocks=columns.block_table(blocks, rank),
+        segments=columns.segment_table(blocks, rank),
         pool_blocks=blocks[through_pool],
     )
 
@@ -148,6 +148,7 @@ class _Columns:
     first_segment: Int64Array
     sets: Grouped
     segments: pa.Table
+    segment_consumers: Int64Array
 
     @classmethod
     def of(cls, plan: Plan) -> _Columns:
@@ -170,6 +171,7 @@ class _Columns:
             first_segment=_firsts(segments["block"].to_numpy(), len(blocks)),
             sets=Grouped.from_pairs(owner, _ints(pairs, "rank"), num_sets),
             segments=segments,
+            segment_consumers=_ints(segments, "consumers"),
         )
 
     def consumers(self) -> list[tuple[Rank, ...]]:
@@ -188,11 +190,15 @@ class _Columns:
 
     def consumed_by(self, ranks: Collection[Rank]) -> _Mask:
         """By block, whether one of the ranks consumes it."""
+        result: _Mask = self._sets_with(ranks)[self.block_consumers]
+        return result
+
+    def _sets_with(self, ranks: Collection[Rank]) -> _Mask:
+        """By set, whether one of the ranks is in it."""
         owner, rank = self.sets.explode(np.arange(len(self.sets), dtype=np.int64))
         chosen = np.zeros(len(self.sets), np.bool_)
         chosen[owner[np.isin(rank, list(ranks))]] = True
-        result: _Mask = chosen[self.block_consumers]
-        return result
+        return chosen
 
     def files_of(self, extents: Int64Array) -> list[int]:
         files: list[int] = np.unique(self.file[extents]).tolist()
@@ -201,22 +207,35 @@ class _Columns:
     def extent_table(self, extents: Int64Array) -> ExtentTable:
         return ExtentTable(extent=extents, file=self.file[extents], begin=self.begin[extents], end=self.end[extents])
 
-    def block_table(self, blocks: Int64Array) -> BlockTable:
-        num_segments = np.diff(self.first_segment)[blocks]
+    def block_table(self, blocks: Int64Array, rank: Rank | None = None) -> BlockTable:
+        """Rows of some blocks, with as many segments as ``segment_table`` gives."""
+        owner, _ = self._segments_of(blocks, rank)
         return BlockTable(
             block=blocks,
             extent=self.block_extent[blocks],
             nbytes=self.block_nbytes[blocks],
             consumers=self.block_consumers[blocks],
-            first_segment=np.concatenate([[0], np.cumsum(num_segments)]).astype(np.int64),
+            num_segments=np.diff(self.first_segment)[blocks],
+            first_segment=_firsts(owner, len(blocks)),
         )
 
-    def segment_table(self, blocks: Int64Array) -> SegmentTable:
+    def segment_table(self, blocks: Int64Array, rank: Rank | None = None) -> SegmentTable:
+        """Rows of the segments of some blocks, where a rank is given of those that it takes."""
+        owner, rows = self._segments_of(blocks, rank)
+        names = [name for name in SegmentTable.__slots__ if name != "position"]
+        return SegmentTable(
+            position=rows - self.first_segment[blocks][owner],
+            **{name: self.segments[name].to_numpy()[rows].astype(np.int64) for name in names},
+        )
+
+    def _segments_of(self, blocks: Int64Array, rank: Rank | None) -> tuple[Int64Array, Int64Array]:
+        """By segment, which of the blocks it is of, and its row in the plan."""
         owner, step = expand(np.diff(self.first_segment)[blocks])
         rows = self.first_segment[blocks][owner] + step
-        return SegmentTable(
-            **{name: self.segments[name].to_numpy()[rows].astype(np.int64) for name in SegmentTable.__slots__}
-        )
+        if rank is None:
+            return owner, rows
+        own = self._sets_with((rank,))[self.segment_consumers[rows]]
+        return owner[own], rows[own]
 
     def consumer_sets(self, blocks: Int64Array, ranks: Collection[Rank] | None) -> dict[int, tuple[int, ...]]:
         members = {}

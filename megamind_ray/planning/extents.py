@@ -8,30 +8,15 @@ from itertools import pairwise
 import numpy as np
 
 from megamind_ray.core.demands import Demands, Int64Array, SliceTable
+from megamind_ray.planning.blocks import Pieces, Segments, gather
 from megamind_ray.planning.columns import Grouped, expand, group_sets
 from megamind_ray.planning.grid import ChunkUse, Grid, Ranges, Rows, chunk_use, extents_of, packed, rows_of, sets_of
 from megamind_ray.policies.costs import Float64Array
 
-__all__ = ["Cut", "Segments", "cut"]
+__all__ = ["Cut", "cut"]
 
 # Rows whose segments are computed at a time: bounds the temporaries.
 _BATCH_ROWS = 1 << 17
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
-    """Rows of the plan's ``segments`` table, sorted by block, then as in the slice table."""
-
-    block: Int64Array
-    tensor: Int64Array
-    disk_tensor: Int64Array
-    block_offset: Int64Array
-    src_offset: Int64Array
-    run_bytes: Int64Array
-    num_runs: Int64Array
-    src_stride_bytes: Int64Array
-    dst_offset: Int64Array
-    dst_stride_bytes: Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +30,10 @@ class Cut:
         only_rank: By extent, the rank that alone needs it, -1 where several do.
         nodes: By extent, the nodes of its consumers (indices, as in ``node_of_rank``).
         need: By entry of ``nodes``, about which share of the extent the node needs.
-        set_nodes: By consumer set, the nodes of its ranks.
+        sets: Sets of ranks: the demands' consumer sets, then those that blocks add.
+        set_nodes: By set, the nodes of its ranks.
         block_extent: By block, ascending.
-        block_consumers: By block, index into the consumer sets.
+        block_consumers: By block, index into ``sets``: all ranks that take some of it.
         block_nbytes: By block.
         segments: See ``Segments``.
     """
@@ -58,6 +44,7 @@ class Cut:
     only_rank: Int64Array
     nodes: Grouped
     need: Float64Array
+    sets: tuple[tuple[int, ...], ...]
     set_nodes: Grouped
     block_extent: Int64Array
     block_consumers: Int64Array
@@ -84,19 +71,19 @@ def cut(
     """
     rows = rows_of(demands.slices, grid) if by_chunk is None else by_chunk[0]
     use = chunk_use(rows, len(demands.consumer_sets), grid) if by_chunk is None else by_chunk[1]
-    sets = sets_of(demands, node_of_rank)
+    sets = sets_of(demands.consumer_sets, node_of_rank)
     extents = extents_of(rows, use, sets, grid, apart=apart)
-    pieces = _all_pieces(rows, extents, demands.slices, len(demands.consumer_sets))
     base, shift = grid.bases()
     file = np.searchsorted(base, extents.begin, side="right") - 1
-    block_extent, block_consumers, block_nbytes, segments = _blocks(pieces, len(demands.consumer_sets), shift[file])
-    start = np.searchsorted(block_extent, np.arange(len(extents) + 1))
+    blocks = gather(_pieces(rows, extents, demands.slices), demands.consumer_sets, sets.nodes, shift[file])
+    sets = sets_of(blocks.sets, node_of_rank)
+    start = np.searchsorted(blocks.extent, np.arange(len(extents) + 1))
     assert (np.diff(start) > 0).all(), "an extent without a consumer"
     only_rank = np.full(len(extents), -1, np.int64)
     if len(extents):
-        lowest = np.minimum.reduceat(sets.lowest[block_consumers], start[:-1])
-        only_rank = np.where(lowest == np.maximum.reduceat(sets.highest[block_consumers], start[:-1]), lowest, -1)
-    nodes, need = _nodes(Grouped(start, block_consumers), sets.nodes, block_nbytes)
+        lowest = np.minimum.reduceat(sets.lowest[blocks.consumers], start[:-1])
+        only_rank = np.where(lowest == np.maximum.reduceat(sets.highest[blocks.consumers], start[:-1]), lowest, -1)
+    nodes, need = _nodes(Grouped(start, blocks.consumers), sets.nodes, blocks.nbytes)
     return Cut(
         file=file,
         begin=extents.begin + shift[file],
@@ -104,11 +91,12 @@ def cut(
         only_rank=only_rank,
         nodes=nodes,
         need=need,
+        sets=blocks.sets,
         set_nodes=sets.nodes,
-        block_extent=block_extent,
-        block_consumers=block_consumers,
-        block_nbytes=block_nbytes,
-        segments=segments,
+        block_extent=blocks.extent,
+        block_consumers=blocks.consumers,
+        block_nbytes=blocks.nbytes,
+        segments=blocks.segments,
     )
 
 
@@ -140,31 +128,16 @@ def _nodes(sets_of_extent: Grouped, nodes_of_set: Grouped, block_nbytes: Int64Ar
     return nodes, share[rows]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Segments before they are grouped; ``block_key`` is extent and consumer set in one number, ``src`` is global."""
-
-    block_key: Int64Array
-    tensor: Int64Array
-    disk_tensor: Int64Array
-    src: Int64Array
-    run: Int64Array
-    num: Int64Array
-    stride: Int64Array
-    dst: Int64Array
-    dst_stride: Int64Array
-
-
-def _all_pieces(rows: Rows, extents: Ranges, slices: SliceTable, num_sets: int) -> _Pieces:
+def _pieces(rows: Rows, extents: Ranges, slices: SliceTable) -> Pieces:
     batches = [
-        _clip(rows.part(begin, begin + _BATCH_ROWS), extents, slices, num_sets)
+        _clip(rows.part(begin, begin + _BATCH_ROWS), extents, slices)
         for begin in range(0, max(1, len(rows)), _BATCH_ROWS)
     ]
-    names = [field.name for field in fields(_Pieces)]
-    return _Pieces(*(np.concatenate([getattr(batch, name) for batch in batches]) for name in names))
+    names = [field.name for field in fields(Pieces)]
+    return Pieces(*(np.concatenate([getattr(batch, name) for batch in batches]) for name in names))
 
 
-def _clip(rows: Rows, extents: Ranges, slices: SliceTable, num_sets: int) -> _Pieces:
+def _clip(rows: Rows, extents: Ranges, slices: SliceTable) -> Pieces:
     """Cuts rows at extent borders.
 
     A position ``x`` relative to the begin of a row with runs ``r``, ``t`` apart, is the packed position
@@ -194,10 +167,10 @@ def _clip(rows: Rows, extents: Ranges, slices: SliceTable, num_sets: int) -> _Pi
     owner3 = np.broadcast_to(owner[:, None], keep.shape)[keep]
     index, within, length, num = index[keep], within[keep], length[keep], num[keep]
     source = rows.source[owner3]
-    key = np.broadcast_to((extent * num_sets)[:, None], keep.shape)[keep] + rows.consumers[owner3]
     several = num > 1
-    return _Pieces(
-        block_key=key,
+    return Pieces(
+        extent=np.broadcast_to(extent[:, None], keep.shape)[keep],
+        consumers=rows.consumers[owner3],
         tensor=slices.tensor[source],
         disk_tensor=slices.disk_tensor[source],
         src=rows.begin[owner3] + index * rows.stride[owner3] + within,
@@ -207,30 +180,3 @@ def _clip(rows: Rows, extents: Ranges, slices: SliceTable, num_sets: int) -> _Pi
         dst=rows.dst[owner3] + index * rows.dst_stride[owner3] + within,
         dst_stride=np.where(several, rows.dst_stride[owner3], length),
     )
-
-
-def _blocks(
-    pieces: _Pieces, num_sets: int, shift_of_extent: Int64Array
-) -> tuple[Int64Array, Int64Array, Int64Array, Segments]:
-    """Groups pieces by (extent, consumer set), keeping their order: (extent, consumers, nbytes) by block, segments."""
-    order = np.argsort(pieces.block_key, kind="stable")
-    key = pieces.block_key[order]
-    fresh = np.concatenate([[True], key[1:] != key[:-1]])[: len(key)]
-    start, block = np.flatnonzero(fresh), np.cumsum(fresh) - 1
-    extent, consumers = np.divmod(key[start], max(1, num_sets))
-    nbytes = (pieces.run * pieces.num)[order]
-    offset = np.cumsum(nbytes) - nbytes
-    block_nbytes = np.add.reduceat(nbytes, start) if len(start) else start
-    segments = Segments(
-        block=block,
-        tensor=pieces.tensor[order],
-        disk_tensor=pieces.disk_tensor[order],
-        block_offset=offset - offset[start][block],
-        src_offset=pieces.src[order] + shift_of_extent[extent][block],
-        run_bytes=pieces.run[order],
-        num_runs=pieces.num[order],
-        src_stride_bytes=pieces.stride[order],
-        dst_offset=pieces.dst[order],
-        dst_stride_bytes=pieces.dst_stride[order],
-    )
-    return extent, consumers, block_nbytes, segments

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from megamind_ray.core.demands import Demands, Int64Array, SliceTable
+from megamind_ray.core.demands import Int64Array, SliceTable
 from megamind_ray.core.manifest import FileInfo
 from megamind_ray.planning.columns import Grouped, expand, group_sets
 from megamind_ray.units import MIB
@@ -155,9 +155,9 @@ def extents_of(rows: Rows, use: ChunkUse, sets: Sets, grid: Grid, *, apart: bool
     return Ranges(begin, np.minimum(demanded.end[owner[last]], (chunk[last] + 1) * grid.chunk_bytes))
 
 
-def sets_of(demands: Demands, node_of_rank: Int64Array) -> Sets:
-    """Columns about the consumer sets."""
-    members = group_sets(demands.consumer_sets)
+def sets_of(consumer_sets: Sequence[tuple[int, ...]], node_of_rank: Int64Array) -> Sets:
+    """Columns about sets of ranks, each ascending."""
+    members = group_sets(consumer_sets)
     owner, rank = members.explode(np.arange(len(members), dtype=np.int64))
     nodes = Grouped.from_pairs(owner, node_of_rank[rank], len(members))
     # Sets are ascending, so their ends are their extremes.

@@ -63,12 +63,15 @@ class _Columns:
     block_set: Int64Array
     block_runs: Int64Array
     block_packed: _Bool
+    segment_block: Int64Array
+    segment_set: Int64Array
+    segment_nbytes: Int64Array
     sets: tuple[tuple[Rank, ...], ...]
     nodes_of_set: tuple[frozenset[NodeId], ...]
 
     @classmethod
     def of(cls, plan: Plan) -> _Columns:
-        extents, blocks = plan.tables["extents"], plan.tables["blocks"]
+        extents, blocks, segments = (plan.tables[name] for name in ("extents", "blocks", "segments"))
         begin, end = _ints(extents, "begin"), _ints(extents, "end")
         data_begin = _ints(plan.tables["files"], "data_begin")[_ints(extents, "file")]
         node = extents["node"].combine_chunks()
@@ -92,6 +95,9 @@ class _Columns:
             block_set=_ints(blocks, "consumers"),
             block_runs=runs,
             block_packed=packed,
+            segment_block=_ints(segments, "block"),
+            segment_set=_ints(segments, "consumers"),
+            segment_nbytes=_ints(segments, "run_bytes") * _ints(segments, "num_runs"),
             sets=sets,
             nodes_of_set=tuple(frozenset(node_of_rank[rank] for rank in members) for members in sets),
         )
@@ -229,20 +235,16 @@ def _blocks(columns: _Columns, merged: Int64Array, unit_of_block: Sequence[int])
 def _bytes_of(columns: _Columns, merged: Int64Array, num_blocks: int) -> list[dict[Rank, int]]:
     """By block and rank, how much of it the rank takes."""
     num_sets = max(1, len(columns.sets))
-    pair = merged * num_sets + columns.block_set
+    pair = merged[columns.segment_block] * num_sets + columns.segment_set
     pairs = distinct(pair)
-    sizes = np.bincount(np.searchsorted(pairs, pair), weights=columns.block_nbytes, minlength=len(pairs))
+    sizes = np.bincount(np.searchsorted(pairs, pair), weights=columns.segment_nbytes, minlength=len(pairs))
     bytes_of: list[dict[Rank, int]] = [{} for _ in range(num_blocks)]
     for key, size in zip(pairs.tolist(), sizes.astype(np.int64).tolist(), strict=True):
         block, one_set = divmod(key, num_sets)
-        members = columns.sets[one_set]
-        if not bytes_of[block]:
-            bytes_of[block] = dict.fromkeys(members, size)
-            continue
         mine = bytes_of[block]
-        for rank in members:
+        for rank in columns.sets[one_set]:
             mine[rank] = mine.get(rank, 0) + size
-    return bytes_of
+    return [dict(sorted(mine.items())) for mine in bytes_of]
 
 
 def _cuts(nbytes: int, strided_bytes: int, num_runs: int) -> tuple[tuple[int, int], ...]:

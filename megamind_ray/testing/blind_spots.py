@@ -166,24 +166,25 @@ def _hand_out(
             if place == "staging" and row == victim:
                 _flip(read.data, rng)
             for number, block in enumerate(cutter.cut(extent, begin, read.data)):
-                is_hit = place == "block" and row == victim and number == 0
-                for rank in program.consumer_sets[consumers[block.block]]:
-                    if is_hit:
-                        is_found |= _arrives_damaged(sessions[rank], block, rng)
-                    sessions[rank].apply(block.block, block.data, block.crc32)
+                takers = [sessions[rank] for rank in program.consumer_sets[consumers[block.block]]]
+                if place == "block" and row == victim and number == 0:
+                    is_found = _arrives_damaged(takers, block, rng)
+                for session in takers:
+                    session.apply(block.block, block.data, block.crc32)
     reader.close()
     return is_found
 
 
-def _arrives_damaged(session: RankSession, block: CutBlock, rng: random.Random) -> bool:
-    """Whether a rank refuses a block that changed after it was cut."""
-    data = block.data.copy()
+def _arrives_damaged(takers: Sequence[RankSession], block: CutBlock, rng: random.Random) -> bool:
+    """Whether a rank refuses a block that changed after it was cut: the one does that takes what changed."""
+    data, is_refused = block.data.copy(), False
     _flip(data, rng)
-    try:
-        session.apply(block.block, data, block.crc32)
-    except IntegrityError:
-        return True
-    return False
+    for session in takers:
+        try:
+            session.apply(block.block, data, block.crc32)
+        except IntegrityError:
+            is_refused = True
+    return is_refused
 
 
 def _flip(data: Bytes, rng: random.Random) -> None:

@@ -19,7 +19,10 @@ def _column(*values: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _table(**columns: list[int]) -> SegmentTable:
-    return SegmentTable(**{name: _column(*values) for name, values in columns.items()})
+    num_segments = len(columns["tensor"])
+    return SegmentTable(
+        position=_column(*range(num_segments)), **{name: _column(*values) for name, values in columns.items()}
+    )
 
 
 def _one_block(segments: SegmentTable) -> BlockCutter:
@@ -29,6 +32,7 @@ def _one_block(segments: SegmentTable) -> BlockCutter:
         extent=_column(9),
         nbytes=_column(nbytes),
         consumers=_column(0),
+        num_segments=_column(len(segments)),
         first_segment=_column(0, len(segments)),
     )
     return BlockCutter(blocks, segments)
@@ -106,12 +110,13 @@ def test_an_extent_of_another_number_has_no_blocks(llama: Any, plan_for: Callabl
 
 
 def test_only_wanted_blocks_are_cut(llama: Any, plan_for: Callable[..., Any], pool_config: Config) -> None:
-    plan, manifest = plan_for(llama.path, Parallel(tp=2), pool_config)
+    plan, manifest = plan_for(llama.path, Parallel(tp=8), pool_config)  # a block for each of two nodes
     program = compile_agent(
         plan, manifest, NodeId("n0"), LoadId("m#0"), credit_bytes=0, keep_blocks=np.empty(0, np.int64)
     )
-    extent = int(program.extents.extent[0])
-    begin, end = int(program.extents.begin[0]), int(program.extents.end[0])
+    row = int(np.argmax([np.sum(program.blocks.extent == extent) for extent in program.extents.extent]))
+    extent = int(program.extents.extent[row])
+    begin, end = int(program.extents.begin[row]), int(program.extents.end[row])
     data = np.fromfile(llama.file, np.uint8)[begin:end]
     cutter = BlockCutter(program.blocks, program.segments)
 

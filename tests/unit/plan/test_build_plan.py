@@ -370,10 +370,10 @@ def test_explain_says_what_who_where_and_why(node: MakeNode) -> None:
         "held by 2 of 2 ranks:",
         "rank 1 (pp=0 dp=0 tp=1) on n0:1: [1024, 8192], 8.00 MiB at arena offset 8388608",
         "ranks 0-1: 2 ranks of stage 0, dp=0 (32.00 MiB): tightest fit in NVLink group 0 of node n0",
-        "on disk as t1, in 1 extent, 2 blocks:",
+        "on disk as t1, in 1 extent, 1 block:",
         "extent 0: model.safetensors [1000, 33555432), pool, read by the agent of n0",
         "because several ranks of one node need it: its agent reads it once",
-        "block 1 (16.00 MiB, 8.00 MiB of this tensor) for rank 1",
+        "block 0 (32.00 MiB, 16.00 MiB of this tensor) for ranks 0-1",
     ):
         assert part in text
 

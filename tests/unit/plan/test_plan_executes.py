@@ -332,10 +332,19 @@ def test_extents_are_disjoint_and_on_the_grid(case: Case) -> None:
     assert all((covered[file] | ~needed).all() for file, needed in demanded.items())
 
 
+def _sets(plan: Plan) -> list[tuple[int, ...]]:
+    """The ranks of each set that a plan names."""
+    members: dict[int, list[int]] = {}
+    for row in plan.tables["consumers"].to_pylist():
+        members.setdefault(row["consumers"], []).append(row["rank"])
+    assert list(members) == list(range(len(members)))
+    return [tuple(ranks) for ranks in members.values()]
+
+
 @given(cases())
 @settings(max_examples=100, deadline=None)
 def test_blocks_hold_their_segments_back_to_back_for_ranks_of_the_reading_route(case: Case) -> None:
-    tables = case.plan.tables
+    tables, sets = case.plan.tables, _sets(case.plan)
     extents, segments = tables["extents"].to_pylist(), tables["segments"].to_pylist()
     by_block = {key: list(rows) for key, rows in itertools.groupby(segments, key=lambda row: row["block"])}
     for block in tables["blocks"].to_pylist():
@@ -344,11 +353,53 @@ def test_blocks_hold_their_segments_back_to_back_for_ranks_of_the_reading_route(
             assert segment["block_offset"] == offset
             offset += segment["run_bytes"] * segment["num_runs"]
         assert offset == block["nbytes"] > 0
-        extent, consumers = extents[block["extent"]], case.demands.consumer_sets[block["consumers"]]
+        extent, consumers = extents[block["extent"]], sets[block["consumers"]]
+        taken = {rank for segment in by_block[block["block"]] for rank in sets[segment["consumers"]]}
+        assert consumers == tuple(sorted(taken))
         if extent["route"] == DIRECT:
             assert consumers == (extent["rank"],)
             assert not case.keep
             assert not case.config.routing.force_pool
+
+
+@given(cases())
+@settings(max_examples=60, deadline=None)
+def test_an_extent_has_one_block_for_each_set_of_nodes_and_they_need_all_of_it(case: Case) -> None:
+    tables, sets = case.plan.tables, _sets(case.plan)
+    nodes = tables["ranks"]["node"].to_pylist()
+    blocks = tables["blocks"].to_pylist()
+    homes = [frozenset(nodes[rank] for rank in sets[block["consumers"]]) for block in blocks]
+    keys = [(block["extent"], home) for block, home in zip(blocks, homes, strict=True)]
+    assert len(set(keys)) == len(keys)
+    for segment in tables["segments"].to_pylist():
+        assert frozenset(nodes[rank] for rank in sets[segment["consumers"]]) == homes[segment["block"]]
+
+
+@given(cases())
+@settings(max_examples=60, deadline=None)
+def test_segments_of_a_block_lie_in_the_order_of_the_file(case: Case) -> None:
+    segments = case.plan.tables["segments"].to_pylist()
+    for before, after in itertools.pairwise(segments):
+        assert before["block"] != after["block"] or before["src_offset"] <= after["src_offset"]
+
+
+@given(cases())
+@settings(max_examples=60, deadline=None)
+def test_a_rank_s_program_has_the_segments_that_it_takes_with_their_places_in_the_block(case: Case) -> None:
+    sets, rows = _sets(case.plan), case.plan.tables["segments"].to_pylist()
+    of_block = {key: list(group) for key, group in itertools.groupby(rows, key=lambda row: row["block"])}
+    for rank in case.parallel.ranks:
+        program = compile_rank(case.plan, case.manifest, rank, LOAD)
+        found = {}
+        for row, block in enumerate(program.blocks.block.tolist()):
+            first, last = program.blocks.first_segment[row : row + 2].tolist()
+            assert program.blocks.num_segments[row] == len(of_block[block])
+            found[block] = program.segments.position[first:last].tolist()
+        expected = {
+            block: [at for at, segment in enumerate(segments) if rank in sets[segment["consumers"]]]
+            for block, segments in of_block.items()
+        }
+        assert found == {block: places for block, places in expected.items() if places}
 
 
 @given(cases())
