@@ -22,11 +22,11 @@ from benchmarks._checkpoint import Checkpoint, write_llama
 from benchmarks._host_pages import back_free_memory
 from benchmarks._limit import FlatBuffer, Variant, read_flat
 from benchmarks._page_cache import evict
-from benchmarks._rated_server import rated_server
 from benchmarks._result import Measurement
 from megamind_ray.config import Config, RoutingConfig, load_config
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.core.topology import Nic, Storage, Topology
+from megamind_ray.testing.rated_server import RatedServer, Rates
 
 __all__ = ["SCENARIOS", "Scenario", "measure_fidelity"]
 
@@ -166,8 +166,8 @@ def _once(checkpoint: Checkpoint, scenario: Scenario, topology: Topology, disk: 
         if scenario.bytes_per_s is None:
             topology = _with_disk(topology, disk.bytes_per_s())
         else:
-            server = rated_server(checkpoint.folder, bytes_per_s=scenario.bytes_per_s, latency_s=scenario.latency_s)
-            uri = stack.enter_context(server)
+            rates = Rates(bytes_per_s=scenario.bytes_per_s, latency_s=scenario.latency_s)
+            uri = stack.enter_context(RatedServer(checkpoint.folder, rates)).uri
             topology = _behind_a_server(topology, scenario)
         plan = mm.plan(uri, scenario.parallel, topology, keep=scenario.keep, config=config)
         predicted_s = mm.simulate(plan, topology, config=config).seconds["transfer"]

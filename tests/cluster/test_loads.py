@@ -1,0 +1,91 @@
+"""Checkpoints loaded by ranks on several hosts, from storage that all reach and from one host's own disk."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megamind_ray as mm
+from megamind_ray.testing.digests import digest_all
+from megamind_ray.testing.oracle import expected_state_dict
+from megamind_ray.testing.rated_server import Served
+from megamind_ray.testing.testbed import Bed
+
+BOUND_S = 90.0
+_LOAD = """
+import json, sys
+import megamind_ray as mm
+from megamind_ray.testing.digests import rank_digests
+uri, mesh, settings = sys.argv[1], *map(json.loads, sys.argv[2:])
+with mm.connect(config=mm.load_config(overrides=settings)) as cluster:
+    model = cluster.load(uri, mm.Parallel(**mesh), keep=False)
+    print(json.dumps({"report": model.report.to_json(), "held": model.run(rank_digests)}))
+"""
+# Several extents of these small files, and all of them through the pool.
+_SETTINGS: Mapping[str, object] = {
+    "io": {"chunk_bytes": 128 * 1024, "extent_bytes": 256 * 1024},
+    "routing": {"force_pool": True},
+}
+
+
+def load(bed: Bed, host: str, uri: str, mesh: Mapping[str, int]) -> Any:
+    """Loads from a driver on a host; the report and what the ranks hold."""
+    output = bed.host(host).python(_LOAD, uri, json.dumps(mesh), json.dumps(_SETTINGS), timeout_s=BOUND_S)
+    return json.loads(output.splitlines()[-1])
+
+
+def require_right(answer: Any, folder: Path, parallel: mm.Parallel) -> mm.LoadReport:
+    """Every rank, each on a host of its own, holds what it should; the report."""
+    report = mm.LoadReport.from_json(answer["report"])
+    assert len({rank.node for rank in report.ranks}) == parallel.world
+    for rank in parallel.ranks:
+        assert answer["held"][rank] == json.loads(json.dumps(digest_all(expected_state_dict(folder, parallel, rank))))
+    return report
+
+
+def weight_bytes_sent(served: Served, folder: Path) -> int:
+    """Bytes that storage sent of the weights, headers left out."""
+    begins = {}
+    for path in folder.glob("*.safetensors"):
+        (header_bytes,) = struct.unpack("<Q", path.read_bytes()[:8])
+        begins[path.name] = 8 + header_bytes
+    return sum(max(0, one.end - max(one.begin, begins[one.path])) for one in served.sent if one.path in begins)
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2}], ids=str)
+def test_storage_sends_every_byte_once_and_the_hosts_exchange_it(
+    two_hosts: Bed, llama: Path, mesh: dict[str, int]
+) -> None:
+    server = two_hosts.serve(llama)
+    mark = two_hosts.counters()
+
+    report = require_right(load(two_hosts, "n0", server.uri, mesh), llama, mm.Parallel(**mesh))
+
+    served = server.served()
+    assert report.bytes_from_storage == report.bytes_total == weight_bytes_sent(served, llama)
+    assert set(served.bytes_by_client()) == {host.address for host in two_hosts.hosts}, "both hosts read"
+    moved = two_hosts.counters().since(mark).hosts
+    received = sum(traffic.received_bytes for traffic in moved.values())
+    # From storage, and from each other; Ray's own words are the rest.
+    assert received > served.bytes_sent + report.bytes_over_network
+    assert report.bytes_over_network > 0
+
+
+@pytest.mark.xfail(
+    reason="half of the extents are given to the node that lacks the files, fail there and are read again elsewhere; "
+    "and Ray starts the planner on any node, since it ignores a soft affinity of actors without resources: on one that "
+    "lacks the files nothing is loaded",
+    raises=(AssertionError, mm.ClusterError),
+)
+def test_a_checkpoint_that_one_host_has_is_read_there_and_reaches_all(two_hosts: Bed, llama: Path) -> None:
+    path = two_hosts.host("n1").give_folder(llama)
+
+    report = require_right(load(two_hosts, "n1", str(path), {"tp": 2}), llama, mm.Parallel(tp=2))
+
+    assert report.faults == ()
+    assert report.bytes_from_storage == report.bytes_total
