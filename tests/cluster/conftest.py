@@ -25,8 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-# Of this folder: later tests look for clusters on the machine.
-@pytest.fixture(scope="package")
+# Not of the session: other tests look for clusters on the machine, and two beds with Ray are too much for a small one.
+@pytest.fixture(scope="module")
 def two_hosts() -> Iterator[Bed]:
     """Two hosts with Ray and a GPU each, for tests that leave them as they were."""
     topology = switched(num_hosts=2, nic_bytes_per_s=NIC_BYTES_PER_S, storage_bytes_per_s=20e6)
@@ -37,5 +37,5 @@ def two_hosts() -> Iterator[Bed]:
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 3 MB in two files."""
+    """A checkpoint of 5 MB in two files."""
     return llama_checkpoint(tmp_path_factory.mktemp("cluster") / "llama", num_layers=6, num_files=2)

@@ -70,6 +70,29 @@ def seconds(source: Host, target: Host, num_bytes: int) -> float:
     return took
 
 
+def test_racks_share_their_uplinks() -> None:
+    """Two senders of a rack of two, an uplink half as wide as their NICs: as long as if one had sent it all."""
+    with Bed(in_two_racks(nic_bytes_per_s=FAST, oversubscribed=2.0)) as bed:
+        size = 4 * MIB
+        mark = bed.counters()
+        pairs = [(bed.host("r0n0"), bed.host("r1n0")), (bed.host("r0n1"), bed.host("r1n1"))]
+        others = [receiver(target) for _, target in pairs]
+        senders = [
+            source.start(sys.executable, "-c", _SEND, target.address, str(PORT), str(size)) for source, target in pairs
+        ]
+        took = [float(sender.wait(BOUND_S).stdout) for sender in senders]
+        assert [received(other) for other in others if other.wait(BOUND_S)] == [size, size]
+        crossed = bed.counters().since(mark).uplinks
+        inside_s = seconds(bed.host("r0n0"), bed.host("r0n1"), size)
+        still = bed.counters().since(mark).uplinks
+
+    assert max(took) > (2 * size - MIB) / FAST
+    assert inside_s < max(took)
+    assert 2 * size < crossed["r0"].sent_bytes < 2.2 * size
+    assert 2 * size < crossed["r1"].received_bytes < 2.2 * size
+    assert still["r0"].sent_bytes - crossed["r0"].sent_bytes < 10_000, "what stays in a rack does not cross"
+
+
 @pytest.fixture(scope="module")
 def bed() -> Iterator[Bed]:
     """Three hosts without Ray; ``n2`` has a slow link."""
@@ -141,29 +164,6 @@ def test_a_link_can_be_slowed(bed: Bed) -> None:
 
     assert slowed_s > (size - MIB) / (FAST / 10)
     assert slowed_s > 3 * seconds(source, target, size)
-
-
-def test_racks_share_their_uplinks() -> None:
-    """Two senders of a rack of two, an uplink half as wide as their NICs: as long as if one had sent it all."""
-    with Bed(in_two_racks(nic_bytes_per_s=FAST, oversubscribed=2.0)) as bed:
-        size = 4 * MIB
-        mark = bed.counters()
-        pairs = [(bed.host("r0n0"), bed.host("r1n0")), (bed.host("r0n1"), bed.host("r1n1"))]
-        others = [receiver(target) for _, target in pairs]
-        senders = [
-            source.start(sys.executable, "-c", _SEND, target.address, str(PORT), str(size)) for source, target in pairs
-        ]
-        took = [float(sender.wait(BOUND_S).stdout) for sender in senders]
-        assert [received(other) for other in others if other.wait(BOUND_S)] == [size, size]
-        crossed = bed.counters().since(mark).uplinks
-        inside_s = seconds(bed.host("r0n0"), bed.host("r0n1"), size)
-        still = bed.counters().since(mark).uplinks
-
-    assert max(took) > (2 * size - MIB) / FAST
-    assert inside_s < max(took)
-    assert 2 * size < crossed["r0"].sent_bytes < 2.2 * size
-    assert 2 * size < crossed["r1"].received_bytes < 2.2 * size
-    assert still["r0"].sent_bytes - crossed["r0"].sent_bytes < 10_000, "what stays in a rack does not cross"
 
 
 def test_a_bed_is_made_of_a_topology_file_and_says_where_its_hosts_are(tmp_path: Path) -> None:
