@@ -227,8 +227,10 @@ class AgentLoad:
             job.reader.close()
 
     def _job(self, program: AgentProgram) -> _Job:
+        longest = int((program.extents.end - program.extents.begin).max(initial=0))
+        config = replace(self._config, io=self._config.io.for_agent(usable_cores(), longest))
         reader = ExtentReader(
-            program.files, self._config, counters=ReadCounters(), stop=self._stop, on_fault=self._record.fault
+            program.files, config, counters=ReadCounters(), stop=self._stop, on_fault=self._record.fault
         )
         return _Job(program, reader, BlockCutter(program.blocks, program.segments))
 

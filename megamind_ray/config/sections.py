@@ -50,6 +50,9 @@ class IoConfig:
     Attributes:
         chunk_bytes: Unit of checksum and retry; a sidecar's value goes before it.
         extent_bytes: Longest contiguous read.
+        pool_extent_bytes: The same for what goes through a pool. 0: ``extent_bytes``, or up to four times as much where
+            a node's storage is so fast, and its ranks are so many, that short ones would keep its agent from reading
+            (docs/design/0021).
         max_gap_bytes: Gaps between demanded ranges up to this size are read over.
         remote_gap_bytes: The same for storage behind a network, where one more request costs more than these bytes.
         read_threads: Reads of local files in flight per process.
@@ -64,6 +67,7 @@ class IoConfig:
 
     chunk_bytes: int = 8 * MIB
     extent_bytes: int = 32 * MIB
+    pool_extent_bytes: int = 0
     max_gap_bytes: int = 4 * KIB
     remote_gap_bytes: int = MIB
     read_threads: int = 8
@@ -85,6 +89,12 @@ class IoConfig:
             self.extent_bytes,
             f"must be at least io.chunk_bytes = {format_bytes(self.chunk_bytes)}",
         )
+        _require(
+            self.pool_extent_bytes == 0 or self.pool_extent_bytes >= self.chunk_bytes,
+            "io.pool_extent_bytes",
+            self.pool_extent_bytes,
+            f"take 0, or at least io.chunk_bytes = {format_bytes(self.chunk_bytes)}",
+        )
         _require(0 <= self.max_gap_bytes <= self.chunk_bytes, "io.max_gap_bytes", self.max_gap_bytes, "0 to a chunk")
         _require(self.remote_gap_bytes >= 0, "io.remote_gap_bytes", self.remote_gap_bytes, "take 0 or more bytes")
         for name in ("read_threads", "remote_threads"):
@@ -103,14 +113,15 @@ class IoConfig:
         """How many reads of a checkpoint one process has in flight; ``root`` is ``Manifest.root``."""
         return self.remote_threads if self.is_remote(root) else self.read_threads
 
-    def for_agent(self, cores: int) -> IoConfig:
-        """As a node agent reads: ``read_threads`` is what its node is good for.
+    def for_agent(self, cores: int, longest_bytes: int = 0) -> IoConfig:
+        """As a node agent reads: ``read_threads`` is what its node is good for, and each has room for an extent.
 
         Args:
             cores: Of the node.
+            longest_bytes: The longest extent that it is to read.
         """
         found = self.agent_threads or max(self.read_threads, min(cores // 2, _MOST_AGENT_THREADS))
-        return replace(self, read_threads=found)
+        return replace(self, read_threads=found, extent_bytes=max(self.extent_bytes, longest_bytes))
 
     def gap_bytes(self, root: str) -> int:
         """Gaps up to this size are read over; ``root`` is ``Manifest.root``."""

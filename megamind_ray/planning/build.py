@@ -18,13 +18,13 @@ from megamind_ray.planning.arena import lay_out
 from megamind_ray.planning.capacity import (
     choose_keep_blocks,
     device_error,
-    effective_extent_bytes,
     keep_budget_bytes,
     pool_budget_bytes,
     pool_error,
 )
 from megamind_ray.planning.checks import check_enough_gpus, check_placement, check_routing
 from megamind_ray.planning.cost import CostModel
+from megamind_ray.planning.extent_length import extent_lengths
 from megamind_ray.planning.extents import Cut, cut
 from megamind_ray.planning.grid import ChunkUse, Grid, chunk_use, rows_of
 from megamind_ray.planning.topology_dump import dump_topology
@@ -115,6 +115,10 @@ class _Wanted:
     def allow_direct(self) -> bool:
         return not (self.keep or self.config.routing.force_pool)
 
+    @property
+    def is_remote(self) -> bool:
+        return self.config.io.is_remote(self.manifest.root)
+
     def grid(self) -> Grid:
         """The grid of chunks. How long extents may be is known when it is known which pools they pass."""
         reference = self.manifest.reference
@@ -128,8 +132,10 @@ class _Wanted:
         )
 
     def with_extents(self, grid: Grid, node_of_rank: Int64Array) -> Grid:
-        used = [self.topology.nodes[position] for position in np.unique(node_of_rank).tolist()]
-        return replace(grid, extent_bytes=effective_extent_bytes(used, self.config, grid.chunk_bytes, keep=self.keep))
+        through_pool, own = extent_lengths(
+            self.topology, node_of_rank, self.config, grid.chunk_bytes, remote=self.is_remote, keep=self.keep
+        )
+        return replace(grid, extent_bytes=through_pool, own_extent_bytes=own)
 
     def placement_request(self, rank_bytes: tuple[int, ...], use: ChunkUse) -> PlacementRequest:
         slices = self.demands.slices
@@ -140,7 +146,7 @@ class _Wanted:
             rank_bytes=rank_bytes,
             topology=self.topology,
             costs=transfer_costs(
-                CostModel(self.topology, remote=self.config.io.is_remote(self.manifest.root)),
+                CostModel(self.topology, remote=self.is_remote),
                 verified=self.manifest.reference is not None,
                 run_bytes=mean_run,
             ),

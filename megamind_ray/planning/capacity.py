@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +21,6 @@ from megamind_ray.units import format_bytes
 __all__ = [
     "choose_keep_blocks",
     "device_error",
-    "effective_extent_bytes",
     "keep_budget_bytes",
     "pool_budget_bytes",
     "pool_error",
@@ -46,14 +44,6 @@ def keep_budget_bytes(node: Node, config: Config, *, largest_extent_bytes: int =
     """
     budget = pool_budget_bytes(node, config)
     return max(0, min(int(budget * config.pool.keep_fraction), budget - 2 * largest_extent_bytes))
-
-
-def effective_extent_bytes(nodes: Iterable[Node], config: Config, chunk_bytes: int, *, keep: bool) -> int:
-    """Longest extent, in whole chunks: the configured one, or less, so that four fit the smallest pool."""
-    streaming = min(
-        pool_budget_bytes(node, config) - (keep_budget_bytes(node, config) if keep else 0) for node in nodes
-    )
-    return max(1, min(config.io.extent_bytes, streaming // 4) // chunk_bytes) * chunk_bytes
 
 
 def pool_error(node: Node, config: Config, needed_bytes: int, what: str) -> CapacityError:

@@ -45,6 +45,7 @@ class Grid:
         extent_bytes: Longest extent; a multiple of ``chunk_bytes``.
         max_gap_bytes: Gaps up to this size are read over.
         whole_chunks: Read every touched chunk whole, because only a whole chunk can be checked.
+        own_extent_bytes: Longest extent of chunks that are kept apart for one rank; None: ``extent_bytes``.
     """
 
     files: Sequence[FileInfo]
@@ -52,6 +53,7 @@ class Grid:
     extent_bytes: int
     max_gap_bytes: int
     whole_chunks: bool = False
+    own_extent_bytes: int | None = None
 
     def bases(self) -> tuple[Int64Array, Int64Array]:
         """By file, its global position, and the shift from global to file offsets."""
@@ -127,7 +129,7 @@ class Ranges:
 
 
 def extents_of(rows: Rows, use: ChunkUse, sets: Sets, grid: Grid, *, apart: bool) -> Ranges:
-    """Extents: runs of consecutive chunks of one class, no longer than ``grid.extent_bytes``.
+    """Extents: runs of consecutive chunks of one class, no longer than the grid says.
 
     Args:
         rows: What is needed.
@@ -149,7 +151,9 @@ def extents_of(rows: Rows, use: ChunkUse, sets: Sets, grid: Grid, *, apart: bool
     fresh = (np.diff(owner) != 0) | (np.diff(chunk) != 1) | (np.diff(key) != 0)
     run_start = np.concatenate([[0], np.flatnonzero(fresh) + 1])
     position = np.arange(len(chunk)) - np.repeat(run_start, np.diff(np.append(run_start, len(chunk))))
-    start = np.flatnonzero(position % (grid.extent_bytes // grid.chunk_bytes) == 0)
+    own_bytes = grid.extent_bytes if grid.own_extent_bytes is None else grid.own_extent_bytes
+    longest = np.where(key >= 0, own_bytes, grid.extent_bytes) // grid.chunk_bytes
+    start = np.flatnonzero(position % longest == 0)
     last = np.append(start[1:], len(chunk)) - 1
     begin = np.maximum(demanded.begin[owner[start]], chunk[start] * grid.chunk_bytes)
     return Ranges(begin, np.minimum(demanded.end[owner[last]], (chunk[last] + 1) * grid.chunk_bytes))
@@ -239,7 +243,7 @@ def _starts(ordered: Int64Array) -> Int64Array:
 
 
 def _class_keys(use: ChunkUse, sets: Sets, *, apart: bool) -> Int64Array:
-    """By kind of chunk, its class: its only rank, or else a fingerprint of its consumer nodes.
+    """By kind of chunk, its class: its only rank, or else a fingerprint of its consumer nodes, which is negative.
 
     Consecutive chunks of one class may share an extent.
     """

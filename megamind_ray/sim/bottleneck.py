@@ -27,7 +27,7 @@ _REMEDIES: Final = {
     ResourceKind.CPU: "more processors",
     ResourceKind.SWITCH: "fewer GPUs behind a switch",
     ResourceKind.DEVICE: "a faster link to the GPU, or more ranks",
-    ResourceKind.INTERPRETER: "larger extents (io.extent_bytes), so that there are fewer blocks,",
+    ResourceKind.INTERPRETER: "larger extents (io.pool_extent_bytes), so that there are fewer blocks,",
 }
 
 

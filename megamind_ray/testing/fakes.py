@@ -29,7 +29,7 @@ class MemoryPlane:
     Attributes:
         peak_bytes: Most that was alive at a time.
         lost: Handles whose next ``get`` fails, as if their node had died; add the ones you want to lose.
-        corrupt_next_gets: So many of the next blocks got come with a flipped bit.
+        corrupt_next_gets: So many of the next blocks got come with flipped bits all over, in every rank's segments.
     """
 
     def __init__(self) -> None:
@@ -64,6 +64,6 @@ class MemoryPlane:
             self.corrupt_next_gets -= corrupt
         if corrupt:
             data = data.copy()
-            data[len(data) // 2] ^= 1
+            data[::1024] ^= 1
         data.flags.writeable = False
         return data

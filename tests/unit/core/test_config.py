@@ -214,3 +214,14 @@ def test_a_node_agent_has_threads_for_half_of_its_cores(cores: int, threads: int
 
 def test_a_number_of_agent_threads_that_is_set_holds_on_every_node() -> None:
     assert IoConfig(agent_threads=3).for_agent(256).read_threads == 3
+
+
+def test_an_agent_has_room_for_its_longest_extent() -> None:
+    assert IoConfig().for_agent(4, 128 << 20).extent_bytes == 128 << 20
+    assert IoConfig().for_agent(4, 1 << 20).extent_bytes == IoConfig().extent_bytes
+
+
+def test_extents_of_the_pool_are_as_the_plan_finds_or_at_least_a_chunk() -> None:
+    assert IoConfig(pool_extent_bytes=8 << 20).pool_extent_bytes == 8 << 20
+    with pytest.raises(RequestError, match=r"io\.pool_extent_bytes.*at least io\.chunk_bytes"):
+        IoConfig(pool_extent_bytes=1 << 20)

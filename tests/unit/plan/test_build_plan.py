@@ -177,7 +177,8 @@ def test_what_has_no_room_is_not_kept_and_said(node: MakeNode) -> None:
 def test_one_copy_of_each_block_is_kept_before_replicas(node: MakeNode) -> None:
     manifest = checkpoint(32)
     nodes = (node("n0", [80], pool_gib=64 / 1024), node("n1", [80], pool_gib=64 / 1024))
-    config = Config(io=IoConfig(chunk_bytes=MIB, extent_bytes=MIB), pool=PoolConfig(keep_fraction=0.5))
+    io = IoConfig(chunk_bytes=MIB, extent_bytes=MIB, pool_extent_bytes=MIB)
+    config = Config(io=io, pool=PoolConfig(keep_fraction=0.5))
     plan = build_plan(manifest, replicated(manifest, Parallel(dp=2)), Topology(nodes=nodes), config=config, keep=True)
     kept = choose_keep_blocks(plan, Topology(nodes=nodes), config)
     # 16 MiB are each node's own, and 8 of the 24 MiB are left for what the other read.
