@@ -13,7 +13,7 @@ from dataclasses import replace
 from benchmarks._result import Measurement
 from megamind_ray.api.shapes import open_shapes
 from megamind_ray.api.whatif import Case, Study
-from megamind_ray.config import Config, IoConfig
+from megamind_ray.config import Config
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.outcome import Outcome
@@ -27,7 +27,6 @@ __all__ = ["founding_rows"]
 
 _MODEL = "deepseek-v3"
 _CLAIMED_S, _LIMIT_RATIO = 222.0, 1.1
-_LONG_BYTES = 256 << 20
 _MAX_FLOWS = 100_000  # of several machines: a minute for all of them
 # One instance over all nodes, and as many as fit, for each number of nodes; int4 fits one node, fp8 two.
 _MESHES = {
@@ -52,22 +51,17 @@ def founding_rows(*, quick: bool = False) -> tuple[list[Measurement], dict[str, 
 
 
 def _one_machine(manifest: Manifest, machine: Topology, words: dict[str, str]) -> Iterator[Measurement]:
-    """As it is set by default, and with the longest extents that were tried: fewer blocks, fewer puts, more staging."""
     limit_s = manifest.nbytes / machine.nodes[0].disk_bytes_per_s
     name = "founding figure, 671B int4 on 8 A100, predicted"
     yield Measurement(name=f"{name}: what its disks allow", unit="s", samples=[limit_s])
-    study = Study(manifest)
-    for label, extent_bytes in (("by default", Config().io.extent_bytes), ("extents of 256 MiB", _LONG_BYTES)):
-        config = replace(Config(), io=IoConfig(extent_bytes=extent_bytes))
-        case = Case(label=label, parallel=Parallel(tp=8), topology=machine, config=config)
-        outcome = study.outcome(case)
-        if outcome.seconds is None:
-            raise RuntimeError(f"the int4 model does not fit the founding machine: {outcome.problem}")
-        words[f"int4, one machine, {label}"] = outcome.bottleneck
-        yield Measurement(name=f"{name}, {label}", unit="s", samples=[outcome.seconds], target=_CLAIMED_S)
-        ratio = outcome.seconds / limit_s
-        target = _LIMIT_RATIO if extent_bytes == _LONG_BYTES else None
-        yield Measurement(name=f"{name}, {label} / what its disks allow", unit="ratio", samples=[ratio], target=target)
+    outcome = Study(manifest).outcome(_case("int4", Parallel(tp=8), machine))
+    if outcome.seconds is None:
+        raise RuntimeError(f"the int4 model does not fit the founding machine: {outcome.problem}")
+    words["int4, one machine"] = outcome.bottleneck
+    yield Measurement(name=name, unit="s", samples=[outcome.seconds], target=_CLAIMED_S)
+    yield Measurement(
+        name=f"{name} / what its disks allow", unit="ratio", samples=[outcome.seconds / limit_s], target=_LIMIT_RATIO
+    )
 
 
 def _too_large(manifest: Manifest, machine: Topology, words: dict[str, str]) -> Iterator[Measurement]:
@@ -110,12 +104,7 @@ def _seconds(outcome: Outcome) -> float:
 
 
 def _case(label: str, parallel: Parallel, topology: Topology) -> Case:
-    return Case(
-        label=label,
-        parallel=parallel,
-        topology=topology,
-        config=replace(Config(), io=IoConfig(extent_bytes=_LONG_BYTES)),
-    )
+    return Case(label=label, parallel=parallel, topology=topology, config=Config())
 
 
 def _copies(machine: Topology, num_nodes: int) -> Topology:

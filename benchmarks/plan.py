@@ -154,7 +154,7 @@ def main() -> None:
         found, words = founding_rows(quick=arguments.quick)
         rows += found
     if "fidelity" in parts:
-        rows += measure_fidelity(rounds=1 if arguments.quick else 3, quick=arguments.quick)
+        rows += measure_fidelity(rounds=1 if arguments.quick else 5, quick=arguments.quick)
     write_result(
         "plan",
         rows,
