@@ -79,8 +79,9 @@ def start_planner(
             importable module: it travels by name.
     """
     actor = ray.remote(concurrency_groups=_PLANNER_GROUPS)(Planner)
-    # On the caller's node if it can be: a path means there what it means to the caller.
-    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=True)
+    # On the caller's node: a path means there what it means to the caller. Of actors that ask for no CPU, Ray starts
+    # about half elsewhere where the affinity is soft, though that node has room.
+    here = _on(NodeId(ray.get_runtime_context().get_node_id()))
     options = _options(planner_name(fleet), lifetime)
     return actor.options(**options, get_if_exists=True, scheduling_strategy=here).remote(
         fleet,
