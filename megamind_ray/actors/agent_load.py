@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -18,6 +19,7 @@ from megamind_ray.actors.messages import (
     Verification,
     node_consumer,
     rank_consumer,
+    weakest,
 )
 from megamind_ray.config import Config
 from megamind_ray.core.exchange import RELAY_BATCH, RELAY_SHARE
@@ -108,7 +110,7 @@ class AgentLoad:
         self._failures: list[ExtentFailure] = []
         self._failed: set[int] = set()
         self._faults: list[Fault] = []
-        self._rejected: dict[int, int] = {}
+        self._rejected: Counter[tuple[int, tuple[Rank, ...]]] = Counter()  # by block and ranks
         self._bytes_sent = 0
         self._error: MegamindError | None = None
         self._verified: set[Verification] = set()
@@ -154,6 +156,7 @@ class AgentLoad:
             PoolClosedError: The load ended.
         """
         for delivery in rejected:
+            self._pool.spoil(consumer, delivery.serial)
             self._cut_anew(delivery)
         done = [*acked, *(delivery.serial for delivery in rejected)]
         deliveries = self._pool.exchange(consumer, generation, acked=done, limit=limit, timeout_s=timeout_s)
@@ -200,7 +203,7 @@ class AgentLoad:
                 failures=tuple(self._failures),
                 faults=(*self._faults, *(fault for job in jobs for fault in job.reader.faults)),
                 peak_credit_bytes=self._pool.peak_bytes,
-                verified=_weakest(self._verified),
+                verified=weakest(self._verified),
                 kept=Kept(num_blocks=len(kept), num_bytes=sum(block.nbytes for block in kept)),
                 error=self._error,
             )
@@ -361,7 +364,8 @@ class AgentLoad:
     def _cut_anew(self, delivery: Delivery) -> None:
         """Reads the extent of a block that arrived wrong once more; gives up after as many tries as a read has."""
         with self._lock:
-            count = self._rejected[delivery.block] = self._rejected.get(delivery.block, 0) + 1
+            self._rejected[delivery.block, delivery.ranks] += 1
+            count = self._rejected[delivery.block, delivery.ranks]
             job = next((job for job in reversed(self._jobs) if delivery.block in job.program.blocks.block), None)
             fault = Fault(
                 kind="block_rejected",
@@ -391,8 +395,3 @@ class AgentLoad:
         with self._lock:
             self._failed.add(extent)
             self._failures.append(ExtentFailure(extent=extent, node=self._node, error=error, retryable=retryable))
-
-
-def _weakest(levels: set[Verification]) -> Verification:
-    order: tuple[Verification, ...] = ("off", "transit", "reference")
-    return next((level for level in order if level in levels), "none")

@@ -34,6 +34,7 @@ class PooledBlock:
         handle: What keeps the bytes in the pool.
         budget: Which credit its bytes were taken from.
         waiting: Consumers that have not acked; at 0 the credit goes back and the handle is dropped or kept.
+        is_spoiled: A consumer found it damaged: it is not kept.
     """
 
     block: BlockId
@@ -43,6 +44,7 @@ class PooledBlock:
     handle: BlockHandle
     budget: Budget = "read"
     waiting: int = 0
+    is_spoiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class BlockPool:
                 raise CapacityError(
                     f"node {self._node}: {format_bytes(nbytes)} of blocks do not fit its pool, where this load may "
                     f"hold {format_bytes(self._limit[budget])} for {budget}s at a time; give the node a larger object "
-                    "store or lower io.extent_bytes",
+                    "store or lower io.extent_bytes (and io.pool_extent_bytes, where it is set)",
                     where=f"pool of node {self._node}",
                     needed_bytes=nbytes,
                     free_bytes=self._limit[budget],
@@ -196,6 +198,13 @@ class BlockPool:
             letters = [mailbox.queue.popleft() for _ in range(min(limit, len(mailbox.queue)))]
             mailbox.handed.update((letter.serial, letter) for letter in letters)
             return tuple(letter.delivery() for letter in letters)
+
+    def spoil(self, consumer: Consumer, serial: int) -> None:
+        """Never keeps a block that a consumer found damaged: others, whose part is whole, may hold it for longer."""
+        with self._changed:
+            letter = self._mailbox(consumer).handed.get(serial)
+            if letter is not None:
+                letter.entry.is_spoiled = True
 
     def reset(self, consumer: Consumer, generation: Generation) -> None:
         """Gives a consumer a new generation and an empty mailbox; all it had counts as acked."""
@@ -267,7 +276,7 @@ class BlockPool:
 
     def _let_go(self, entry: PooledBlock) -> None:
         self._use(entry.budget, -entry.nbytes)
-        if entry.block in self._keep:
+        if entry.block in self._keep and not entry.is_spoiled:
             self._kept[entry.block] = entry
         else:
             entry.handle = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -33,6 +34,7 @@ __all__ = [
     "WorkerStatus",
     "node_consumer",
     "rank_consumer",
+    "weakest",
 ]
 
 Lifetime = Literal["job", "detached"]
@@ -256,3 +258,9 @@ class ModelInfo:
     kept_bytes: int
     loaded_at: str
     ranks: tuple[tuple[Rank, NodeId, int, Generation], ...] = ()
+
+
+def weakest(levels: Collection[Verification]) -> Verification:
+    """How well all was checked, where that differs: as its weakest part."""
+    order: tuple[Verification, ...] = ("off", "transit", "reference")
+    return next((level for level in order if level in levels), "none")

@@ -49,7 +49,7 @@ class IoConfig:
 
     Attributes:
         chunk_bytes: Unit of checksum and retry; a sidecar's value goes before it.
-        extent_bytes: Longest contiguous read.
+        extent_bytes: Longest contiguous read, but for what goes through a pool.
         pool_extent_bytes: The same for what goes through a pool. 0: ``extent_bytes``, or up to four times as much where
             a node's storage is so fast, and its ranks are so many, that short ones would keep its agent from reading
             (docs/design/0021).

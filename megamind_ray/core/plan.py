@@ -26,7 +26,7 @@ from megamind_ray.errors import RequestError
 
 __all__ = ["DIRECT", "POOL", "SCHEMA", "TABLES", "Plan"]
 
-SCHEMA = "megamind.plan/1"
+SCHEMA = "megamind.plan/2"
 DIRECT = "direct"
 POOL = "pool"
 

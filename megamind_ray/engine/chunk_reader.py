@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,10 +32,12 @@ class LongRead:
     """What a read of several chunks was for one of them.
 
     Attributes:
-        found: CRC-32 of the bytes that came; None where the read failed.
+        failed: It brought nothing.
+        crc32: Of the bytes that came; None where there is nothing to hold them to.
     """
 
-    found: int | None
+    failed: bool = False
+    crc32: int | None = None
 
 
 @dataclass(slots=True)
@@ -47,7 +49,8 @@ class _Piece:
         stop: Whether they are wanted still.
         counters: What was asked of storage for it.
         kind: What the next read counts as.
-        long_read: Has brought its bytes already, or failed to.
+        num_reads: Reads of the checkpoint's own file before those that are made for this piece alone.
+        found: CRC-32 that such a read brought, which is not the right one.
         told_bytes: Of those that were read again, how many are in faults that were noted.
         failures: By base, why its bytes could not be used.
     """
@@ -58,7 +61,8 @@ class _Piece:
     stop: StopSignal
     counters: ReadCounters
     kind: ReadKind = ReadKind.PAYLOAD
-    long_read: LongRead | None = None
+    num_reads: int = 0
+    found: int | None = None
     told_bytes: int = 0
     failures: dict[int, MegamindError] = field(default_factory=dict)
 
@@ -95,18 +99,21 @@ class ChunkReader:
         self._counters = counters
         self._note = note
 
-    def read_long(self, file: int, pieces: Sequence[tuple[int, int]], buffer: Bytes) -> dict[int, LongRead]:
+    def read_long(
+        self, file: int, pieces: Sequence[tuple[int, int]], buffer: Bytes, stop: StopSignal
+    ) -> dict[int, LongRead]:
         """One read of chunks that follow each other, where storage prefers that. Nothing is checked yet.
 
         Args:
             file: File id.
             pieces: First byte of each chunk, and one past its last.
             buffer: For all of them.
+            stop: Once it is set nothing is asked for.
 
         Returns:
             By first byte what ``read`` is to be told of it; empty where no such read was made.
         """
-        if len(pieces) < 2 or self._sources.order(file)[:1] != [OWN]:
+        if len(pieces) < 2 or stop.is_set() or self._sources.order(file)[:1] != [OWN]:
             return {}
         try:
             source = self._sources.open(OWN, file)
@@ -119,8 +126,16 @@ class ChunkReader:
         try:
             source.read_into(first, buffer.data)
         except (OSError, MegamindError):  # which chunk it was, and whether for good, its own reads will tell
-            return {begin: LongRead(None) for begin, _ in pieces}
-        return {begin: LongRead(crc32(buffer[begin - first : end - first])) for begin, end in pieces}
+            self._sources.count(OWN, failed=True)  # once, not for each chunk
+            stop.wait(self._retry.first_wait_s)
+            return {begin: LongRead(failed=True) for begin, _ in pieces}
+        return {
+            begin: LongRead(crc32=self._sum(file, begin, end, buffer[begin - first : end - first]))
+            for begin, end in pieces
+        }
+
+    def _sum(self, file: int, begin: int, end: int, data: Bytes) -> int | None:
+        return None if self._reference(file, begin, end) is None else crc32(data)
 
     def read(
         self, file: int, begin: int, end: int, buffer: Bytes, stop: StopSignal, long_read: LongRead | None = None
@@ -135,7 +150,7 @@ class ChunkReader:
             end: One past the last.
             buffer: Where to.
             stop: Ends it.
-            long_read: That has filled the buffer, or failed to, in place of a first read here.
+            long_read: That has filled the buffer, or failed to: the first of the chunk's reads.
 
         Returns:
             Whether it was checked against a reference.
@@ -144,9 +159,12 @@ class ChunkReader:
             IntegrityError: No source has the bytes that it should.
             SourceError, RequestError: No source gives any.
         """
-        piece = _Piece(file, begin, end, stop, ReadCounters(self._counters), long_read=long_read)
+        piece = _Piece(file, begin, end, stop, ReadCounters(self._counters))
         if long_read is not None:
-            piece.kind = ReadKind.RETRIED
+            # Judged here and never again: from the next read on, whatever source it is from, the buffer holds that.
+            is_proven = self._judge(piece, long_read)
+            if is_proven is not None:
+                return is_proven
         for base in self._sources.order(file):
             try:
                 is_proven = self._read_from(base, piece, buffer)
@@ -162,6 +180,20 @@ class ChunkReader:
                 self._note_mirrored(piece, base)
             return is_proven
         raise self._refusal(piece)
+
+    def _judge(self, piece: _Piece, long_read: LongRead) -> bool | None:
+        """Whether what a long read brought for a chunk was checked; None where it has to be read again."""
+        piece.num_reads, piece.kind = 1, ReadKind.RETRIED
+        if long_read.failed:
+            return None
+        expected = self._reference(piece.file, piece.begin, piece.end)
+        self._sources.count(OWN, failed=long_read.crc32 != expected)
+        if long_read.crc32 != expected:
+            piece.found = long_read.crc32
+            return None
+        if expected is None:
+            self._sources.took_unproven(OWN, piece.file)
+        return expected is not None
 
     def _read_from(self, base: int, piece: _Piece, buffer: Bytes) -> bool:
         """Reads a piece from one base; a base that cannot give this file at all is given up for it."""
@@ -197,18 +229,13 @@ class ChunkReader:
         self, base: int, source: Source, piece: _Piece, begin: int, buffer: Bytes, expected: int | None
     ) -> bool:
         """Reads a range until it matches, at most ``retry.attempts`` times. True where there was something to match."""
-        first = piece.long_read.found if base == OWN and piece.long_read is not None else None
         if expected is None:
-            if first is None:
-                self._read_once(base, source, piece, begin, buffer, summed=False)
+            self._read_once(base, source, piece, begin, buffer, summed=False)
             self._sources.count(base, failed=False)
             return False
         found = reads = 0
-        if first is not None:
-            found, reads = first, 1
-            self._sources.count(base, failed=found != expected)
-            if found == expected:
-                return True
+        if base == OWN and piece.found is not None:
+            found, reads = piece.found, piece.num_reads
         while reads == 0 or (reads < self._retry.attempts and not piece.stop.is_set()):
             reads += 1
             # After a mismatch past the cache: a copy in memory that is wrong would be wrong again.
@@ -238,10 +265,10 @@ class ChunkReader:
         past_cache: bool = False,
     ) -> int:
         """Reads a range; gives its CRC-32 where ``summed``, else 0."""
-        num_retries = 0
-        if base == OWN and piece.long_read == LongRead(None):
-            num_retries, piece.long_read = 1, None
-            self._sources.count(base, failed=True)
+        num_retries, retry = 0, self._retry
+        if base == OWN and piece.num_reads and piece.found is None:  # a long read that failed was the first attempt
+            num_retries, piece.num_reads = piece.num_reads, 0
+            retry = replace(retry, attempts=max(1, retry.attempts - num_retries))
 
         def wait(seconds: float) -> None:
             nonlocal num_retries
@@ -254,7 +281,7 @@ class ChunkReader:
             source,
             begin,
             buffer.data,
-            self._retry,
+            retry,
             piece.counters,
             kind=kind,
             summed=summed,

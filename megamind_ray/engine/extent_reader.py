@@ -127,7 +127,7 @@ class ExtentReader:
             pieces = self.pieces(file, begin, end)
             checked = run_requests(read, pieces, num_in_flight=self._remote_threads, on_failure=stop.set)
         elif file in self.files.reference_crc32:
-            long_reads = self._chunks.read_long(file, list(self.pieces(file, begin, end)), buffer)
+            long_reads = self._chunks.read_long(file, list(self.pieces(file, begin, end)), buffer, stop)
             checked = [read(piece) for piece in self.pieces(file, begin, end)]
         else:  # nothing to check chunk by chunk: the fewer reads, the less threads wait for the GIL between them
             checked = [read((begin, end))]

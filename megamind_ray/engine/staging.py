@@ -99,7 +99,7 @@ def staging_ring(files: FileTable, io: IoConfig, make: Callable[[int], Bytes] = 
         io: Sizes and threads.
         make: As of ``StagingRing``.
     """
-    extent_bytes = max(io.extent_bytes // files.chunk_bytes, 1) * files.chunk_bytes
+    extent_bytes = -(-io.extent_bytes // files.chunk_bytes) * files.chunk_bytes
     if not io.is_remote(files.root):
         return StagingRing(io.read_threads * extent_bytes, files.chunk_bytes, make)
     num_extents = -(-io.remote_threads * files.chunk_bytes // extent_bytes) + _SPARE_EXTENTS

@@ -30,6 +30,7 @@ _MIN_DIRECT_BYTES: Final = 256 * KIB
 # piece costs more than that gains (docs/design/0010).
 _SUMMED_PIECE_BYTES: Final = 2 * MIB
 _BOUNCE_BYTES: Final = 4 * MIB
+_HUGE_PAGE_BYTES: Final = 2 * MIB
 
 
 class LocalSource(OpenSource):
@@ -205,11 +206,13 @@ def _bounce() -> memoryview:
     found: memoryview | None = getattr(_of_thread, "bounce", None)
     if found is None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        mapping = mmap.mmap(-1, _BOUNCE_BYTES, flags=flags)
+        mapping = mmap.mmap(-1, _BOUNCE_BYTES + _HUGE_PAGE_BYTES, flags=flags)
         # With pages of 4 KiB a disk is asked in small pieces, and gives half as much (docs/design/0010).
         with suppress(AttributeError, OSError):  # systems and kernels without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
-        found = _of_thread.bounce = memoryview(mapping)
+        whole = memoryview(mapping)
+        skipped = -_address(whole) % _HUGE_PAGE_BYTES
+        found = _of_thread.bounce = whole[skipped : skipped + _BOUNCE_BYTES]
     return found
 
 

@@ -126,6 +126,7 @@ def _unions(
     """By block, the set of all its ranks, and the sets with those that this adds."""
     parts = Grouped.from_pairs(block, consumers, num_blocks)
     numbers = {members: number for number, members in enumerate(sets)}
+    assert len(numbers) == len(sets), "a set of ranks is listed twice"
     by_parts: dict[bytes, int] = {}  # few, while blocks are many
     found = np.zeros(num_blocks, np.int64)
     for number, (begin, end) in enumerate(pairwise(parts.first.tolist())):

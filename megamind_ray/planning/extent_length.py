@@ -9,7 +9,7 @@ import numpy as np
 
 from megamind_ray.config import Config
 from megamind_ray.core.demands import Int64Array
-from megamind_ray.core.exchange import RANK_BATCH
+from megamind_ray.core.exchange import RANK_BATCH, RELAY_SHARE
 from megamind_ray.core.topology import Host, Topology
 from megamind_ray.planning.capacity import keep_budget_bytes, pool_budget_bytes
 from megamind_ray.planning.cost import CostModel
@@ -29,8 +29,8 @@ def extent_lengths(
     """Longest extent that goes through a pool, and longest one that a rank reads for itself, in whole chunks.
 
     Where ``io.pool_extent_bytes`` is 0, the first is ``io.extent_bytes``, doubled (up to four times as long) until no
-    agent spends more than half of the time that its storage takes on what a block costs beside its bytes. Both are at
-    most a quarter of what blocks may take of the smallest pool.
+    agent spends more than half of the time that its storage takes on what a block costs beside its bytes, or the pools
+    would have no room for one in each thread. Both are at most a quarter of what blocks may take of the smallest pool.
 
     Args:
         topology: The hardware.
@@ -43,7 +43,14 @@ def extent_lengths(
     used, num_ranks = np.unique(node_of_rank, return_counts=True)
     nodes = [topology.nodes[position] for position in used.tolist()]
     room = min(pool_budget_bytes(node, config) - (keep_budget_bytes(node, config) if keep else 0) for node in nodes)
-    wanted = config.io.pool_extent_bytes or _wanted(CostModel(topology, remote=remote), used, num_ranks, config)
+    wanted = config.io.pool_extent_bytes
+    if not wanted:
+        agents = [config.io.for_agent(node.host.cores) for node in nodes]
+        threads = max(io.remote_threads if remote else io.read_threads for io in agents)
+        for_reads = 1.0 if len(nodes) == 1 else 1.0 - RELAY_SHARE
+        # Not so long that threads which read would have to wait for room in a pool.
+        most = max(config.io.extent_bytes, int(room * for_reads) // threads)
+        wanted = min(most, _wanted(CostModel(topology, remote=remote), used, num_ranks, config))
     pool, own = (
         max(1, min(nbytes, room // 4) // chunk_bytes) * chunk_bytes for nbytes in (wanted, config.io.extent_bytes)
     )
@@ -63,5 +70,8 @@ def _wanted(model: CostModel, nodes: Int64Array, num_ranks: Int64Array, config: 
 
 
 def _python_s(host: Host, num_ranks: int) -> float:
-    """What a block costs an agent's Python: one put, and its part in a call of each rank that takes full batches."""
+    """What a block costs an agent's Python: one put, and its part in a call of each rank that takes full batches.
+
+    Half of a call is the agent's work, the other half the worker's (``CostModel.call``).
+    """
     return host.put_s + num_ranks * (host.call_s / RANK_BATCH + host.take_s) / 2

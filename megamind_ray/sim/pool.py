@@ -87,7 +87,7 @@ class Pool:
             raise CapacityError(
                 f"node {self._node}: {format_bytes(nbytes)} of blocks do not fit its pool, where this load may "
                 f"hold {format_bytes(int(limit.limit))} for {budget}s at a time; give the node a larger object "
-                "store or lower io.extent_bytes",
+                "store or lower io.extent_bytes (and io.pool_extent_bytes, where it is set)",
                 where=f"pool of node {self._node}",
                 needed_bytes=nbytes,
                 free_bytes=int(limit.limit),

@@ -280,6 +280,19 @@ def test_a_damaged_block_is_cut_anew_and_the_fault_is_told(build: Build, folder:
     assert status.failures == ()
 
 
+def test_a_block_that_all_ranks_of_a_node_find_damaged_once_is_no_failure(build: Build, folder: Path) -> None:
+    """One copy in the pool, wrong for each of as many ranks as a block may be read again."""
+    cluster = build(Parallel(tp=4), gpus_per_node=4)
+    cluster.plane.corrupt_next_gets = 4
+    cluster.start()
+    cluster.pull_all()
+    assert_exact(cluster, folder)
+    (agent,) = cluster.agents.values()
+    status = agent.status()
+    assert [fault.kind for fault in status.faults] == ["block_rejected"] * 4
+    assert status.failures == ()
+
+
 def test_a_block_that_stays_damaged_is_reported_as_a_failed_extent(build: Build) -> None:
     cluster = build(Parallel(), gpus_per_node=1)
     cluster.plane.corrupt_next_gets = 10**6

@@ -70,6 +70,22 @@ def test_a_block_goes_when_its_last_consumer_has_acked() -> None:
     assert pool.used_bytes == 0
 
 
+def test_a_block_that_a_consumer_found_damaged_is_not_kept_whoever_acks_it_last() -> None:
+    pool = BlockPool(credit_bytes=100, keep=[1])
+    damaged, again = block(1), block(1)
+    pool.reserve(20)
+    pool.publish(damaged, to(rank_consumer(0), rank_consumer(1)))
+    (first,), (second,) = take(pool, rank_consumer(0)), take(pool, rank_consumer(1))
+    pool.spoil(rank_consumer(0), first)
+    take(pool, rank_consumer(0), acked=(first,))
+    pool.publish(again, to(rank_consumer(0)))
+    (third,) = take(pool, rank_consumer(0))
+    take(pool, rank_consumer(0), acked=(third,))
+    take(pool, rank_consumer(1), acked=(second,))
+    assert pool.kept == {1: again}
+    assert damaged.handle is None
+
+
 def test_a_serial_acked_twice_counts_once() -> None:
     pool = BlockPool(credit_bytes=100)
     one = block(1)

@@ -390,7 +390,7 @@ def test_a_sidecar_that_is_none_is_named(llama: Path, raw: bytes) -> None:
         mm.load_state_dict(llama)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", DEEP_JSON, '{"schema": "megamind.plan/1"}'], ids=lambda t: t[:9])
+@pytest.mark.parametrize("text", ["", "[]", "null", DEEP_JSON, '{"schema": "megamind.plan/2"}'], ids=lambda t: t[:9])
 def test_a_plan_that_is_none_is_named(llama: Path, tmp_path: Path, text: str) -> None:
     mm.plan(llama).save(tmp_path / "plan")
     (tmp_path / "plan" / "plan.json").write_text(text)

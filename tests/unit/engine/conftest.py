@@ -39,7 +39,9 @@ CHUNK_BYTES = 64 << 10
 def config() -> Config:
     """Small chunks, so that small checkpoints have many; no waits between attempts."""
     return Config(
-        io=IoConfig(chunk_bytes=CHUNK_BYTES, extent_bytes=4 * CHUNK_BYTES, read_threads=2),
+        io=IoConfig(
+            chunk_bytes=CHUNK_BYTES, extent_bytes=4 * CHUNK_BYTES, pool_extent_bytes=4 * CHUNK_BYTES, read_threads=2
+        ),
         retry=RetryConfig(attempts=3, first_wait_s=0.0, max_wait_s=0.0),
         routing=RoutingConfig(min_direct_bytes=0),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.engine.extent_reader import ExtentReader
-from megamind_ray.errors import IntegrityError, SourceError
+from megamind_ray.errors import ClusterError, IntegrityError, SourceError
 from megamind_ray.io.local_source import LocalSource
 from megamind_ray.planning.compile import file_table
+from megamind_ray.testing.injection import InjectingStorage, Read
 
 CHUNK_BYTES = 64 << 10
 
@@ -123,7 +125,7 @@ def test_storage_that_keeps_failing_is_a_source_error(recorded: Manifest, config
     with pytest.raises(SourceError, match="unplugged"), reader.staged(0, begin, begin + 2 * CHUNK_BYTES):
         pass
 
-    assert len(long.offsets) == 1 + config.retry.attempts
+    assert len(long.offsets) == config.retry.attempts
 
 
 def test_a_file_that_is_gone_is_told_as_without_long_reads(recorded: Manifest, config: Config, long: Any) -> None:
@@ -135,6 +137,60 @@ def test_a_file_that_is_gone_is_told_as_without_long_reads(recorded: Manifest, c
         _reader(recorded, config, long).staged(0, begin, begin + 2 * CHUNK_BYTES),
     ):
         pass
+
+
+def test_a_reader_that_was_stopped_asks_for_nothing(recorded: Manifest, config: Config, long: Any) -> None:
+    begin = recorded.files[0].data_begin
+    reader = _reader(recorded, config, long)
+    reader.stop()
+
+    with pytest.raises(ClusterError, match="stopped"), reader.staged(0, begin, begin + 2 * CHUNK_BYTES):
+        pass
+
+    assert long.offsets == []
+
+
+def test_one_failed_read_of_many_chunks_is_one_failure_of_the_source(
+    recorded: Manifest, config: Config, long: Any
+) -> None:
+    config = replace(config, retry=replace(config.retry, quarantine_reads=4, quarantine_share=0.5))
+    begin = recorded.files[0].data_begin
+    long.errors_left = 1
+    reader = _reader(recorded, config, long)
+
+    with reader.staged(0, begin, begin + 3 * CHUNK_BYTES):
+        pass
+
+    assert {fault.kind for fault in reader.faults} == {"chunk_retried"}, "nothing was put in quarantine"
+
+
+def test_what_a_mirror_wrote_over_a_long_read_is_not_taken_for_it(recorded: Manifest, config: Config) -> None:
+    """The first chunk is wrong, so that the source is in quarantine when the second one's turn comes."""
+    own = Path(recorded.root)
+    mirror = Path(shutil.copytree(own, own.parent / "mirror"))
+    begin = recorded.files[0].data_begin
+    second = (begin + CHUNK_BYTES, begin + 2 * CHUNK_BYTES)
+    config = replace(
+        config,
+        io=replace(config.io, mirrors=(str(mirror),)),
+        retry=replace(config.retry, quarantine_reads=1, quarantine_share=0.1),
+    )
+
+    def damage(read: Read) -> None:
+        is_own = Path(read.uri).parent == own
+        if is_own and read.offset <= begin < read.end:
+            read.buffer[begin - read.offset] ^= 1
+        elif not is_own and read.offset == second[0]:
+            read.buffer[:] = bytes(read.buffer.nbytes)
+
+    storage = InjectingStorage(damage, long_reads=True)
+    reader = _reader(recorded, config, storage)
+
+    with reader.staged(0, begin, second[1]) as extent:
+        assert extent.data.tobytes() == _stored(recorded, begin, second[1])
+        assert extent.verified == "reference"
+
+    assert [fault.kind for fault in reader.faults] == ["source_quarantined"]
 
 
 def test_a_local_file_prefers_long_reads_where_its_bytes_are_not_in_memory(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_a_damaged_plan_is_refused(damage: Callable[[Path], None], node: MakeNod
 @pytest.mark.parametrize("text", ["[]", '{"schema": "megamind.plan/0"}'])
 def test_what_is_no_plan_of_this_release_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(RequestError, match="this release reads 'megamind.plan/1'; plan again"):
+    with pytest.raises(RequestError, match="this release reads 'megamind.plan/2'; plan again"):
         Plan.load(tmp_path)
 
 

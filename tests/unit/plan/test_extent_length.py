@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from megamind_ray.config import Config, IoConfig
+from megamind_ray.core.ids import NodeId
 from megamind_ray.core.topology import Topology
 from megamind_ray.planning.extent_length import extent_lengths
 from megamind_ray.planning.presets import preset
@@ -67,3 +68,16 @@ def test_an_extent_is_at_least_a_chunk(fast: Topology) -> None:
     (node,) = fast.nodes
     tiny = replace(fast, nodes=(replace(node, pool_bytes=MIB),))
     assert _lengths(tiny, 8) == (CHUNK_BYTES, CHUNK_BYTES)
+
+
+def test_each_thread_of_the_agents_finds_room_for_one_in_the_pool(fast: Topology) -> None:
+    (node,) = fast.nodes
+    threads = IoConfig().for_agent(node.host.cores).read_threads
+    tight = replace(fast, nodes=(replace(node, pool_bytes=threads * 32 * MIB),))
+    assert _lengths(tight, 8)[0] == 32 * MIB
+    two = replace(fast, nodes=tuple(replace(node, id=NodeId(name), pool_bytes=3 * threads * 64 * MIB) for name in "ab"))
+    alone = replace(two, nodes=two.nodes[:1])
+    config = Config()
+    ranks = np.repeat([0, 1], 8)
+    shared, _ = extent_lengths(two, ranks, config, CHUNK_BYTES, remote=False, keep=False)
+    assert shared <= _lengths(alone, 8)[0], "blocks of other nodes need room, too"
