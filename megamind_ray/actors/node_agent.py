@@ -20,11 +20,13 @@ from megamind_ray.actors.messages import AgentFacts, AgentStatus, BlockHandle, C
 from megamind_ray.actors.pool_check import find_pool_file
 from megamind_ray.config import Config
 from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
+from megamind_ray.core.manifest import FileInfo
 from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.recorder import NO_RECORD, Recorded, Recorder, RecordSettings
 from megamind_ray.device.memory import host_memory
 from megamind_ray.engine.measure import MeasureRequest, NodeMeasurement, measure_node
 from megamind_ray.errors import ClusterError, RequestError
+from megamind_ray.io.opening import why_unreadable
 
 __all__ = ["NodeAgent"]
 
@@ -62,6 +64,11 @@ class NodeAgent:
             pool_dir_free_bytes=pool.folder_free_bytes if pool else 0,
             pool_resident_bytes=pool.resident_bytes if pool else 0,
         )
+
+    @in_group("control")
+    def lacks(self, root: str, files: Sequence[FileInfo]) -> str:
+        """Why this node cannot read a checkpoint's files as they were planned; empty where it can."""
+        return why_unreadable(root, files)
 
     @in_group("control")
     def open_load(

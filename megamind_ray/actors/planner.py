@@ -20,12 +20,14 @@ from megamind_ray.actors.groups import in_group
 from megamind_ray.actors.load_driver import LoadDriver
 from megamind_ray.actors.load_report import build_report, pool_notes
 from megamind_ray.actors.messages import Lifetime, LoadRequest, ModelInfo, PlannerFacts, RunCall
+from megamind_ray.actors.names import free_model_name
 from megamind_ray.actors.pool_check import check_pool
 from megamind_ray.actors.recording import RecordBook
 from megamind_ray.actors.ticket import Ticket
 from megamind_ray.actors.transfer import Transfer, TransferResult
+from megamind_ray.actors.visibility import look_around
 from megamind_ray.config import Config
-from megamind_ray.core.ids import LoadId, ModelName, NodeId, Rank, model_name
+from megamind_ray.core.ids import LoadId, ModelName, NodeId, Rank
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.progress import Progress
@@ -254,6 +256,7 @@ class Planner:
         with ticket.timed("workers"):
             self._fleet.refresh()
             topology = self._topology_now()
+            seen = look_around(self._fleet.agents, manifest, request.config)
         with ticket.timed("plan"):
             demands = build_demands(
                 manifest,
@@ -263,7 +266,9 @@ class Planner:
                 max_replicated_share=request.config.plan.max_replicated_share,
                 allow_replication=request.allow_replication,
             )
-            plan = build_plan(manifest, demands, topology, config=request.config, keep=request.keep)
+            plan = build_plan(
+                manifest, demands, topology, config=request.config, keep=request.keep, readers=seen.readers
+            )
             transfer = self._transfer(name, plan, manifest, topology, request.config)
         with ticket.timed("transfer"):
             ticket.driver = LoadDriver(transfer, self._fleet, request.config, record=ticket.record, began_s=begin)
@@ -281,7 +286,7 @@ class Planner:
             keep_blocks=transfer.keep_blocks,
             seconds=seconds,
             started_at=started_at,
-            notes=(*pool_notes(topology), *reference_notes(manifest, request.config.io.mirrors)),
+            notes=(*pool_notes(topology), *reference_notes(manifest, request.config.io.mirrors), *seen.notes),
         )
         self._models[name] = self._loaded(transfer, result, report, request)
         return report
@@ -391,7 +396,4 @@ class Planner:
                     f"a model named {request.name!r} is loaded already; unload it first or give another name"
                 )
             return request.name
-        stem = request.uri.rstrip("/").rsplit("/", 1)[-1].removesuffix(".safetensors") or "model"
-        stem = "".join(char if char.isalnum() or char in "._-" else "-" for char in stem)[:100].lstrip("._-") or "model"
-        names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, len(self._models) + 2))
-        return next(model_name(name) for name in names if name not in self._models)
+        return free_model_name(request.uri, self._models)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from megamind_ray.config import IoConfig, RetryConfig
 from megamind_ray.core.location import Location, parse_location
 from megamind_ray.core.manifest import FileInfo
-from megamind_ray.errors import IntegrityError
+from megamind_ray.errors import IntegrityError, MegamindError
 from megamind_ray.io.filesystems import fsspec_filesystem
 from megamind_ray.io.local_source import LocalSource
 from megamind_ray.io.remote_source import FsspecSource
 from megamind_ray.io.s3 import open_s3
 from megamind_ray.io.source import FileVersion, Source, storage_errors
 
-__all__ = ["open_location", "open_source"]
+__all__ = ["open_location", "open_source", "why_unreadable"]
 
 
 def open_location(location: Location, *, io: IoConfig | None = None, retry: RetryConfig | None = None) -> Source:
@@ -69,3 +71,20 @@ def open_source(
         source.close()
         raise IntegrityError(f"{uri}: changed since it was planned ({change}); plan or load again", file=uri)
     return source
+
+
+def why_unreadable(root: str, files: Sequence[FileInfo]) -> str:
+    """Why this machine cannot read a checkpoint's files as they were planned; empty where it can.
+
+    Args:
+        root: ``Manifest.root``, a path.
+        files: Of the manifest.
+    """
+    for info in files:
+        try:
+            open_source(f"{root}/{info.path}", info).close()
+        except MegamindError as error:
+            return error.message
+        except OSError as error:
+            return f"{root}/{info.path}: {error.strerror or error}"
+    return ""

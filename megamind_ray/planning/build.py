@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from megamind_ray.config import Config
 from megamind_ray.core.demands import Demands, Int64Array
+from megamind_ray.core.ids import NodeId
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.topology import Node, Topology
@@ -45,6 +46,7 @@ def build_plan(
     *,
     config: Config,
     keep: bool = False,
+    readers: Collection[NodeId] | None = None,
     placement: PlacementPolicy | None = None,
     routing: RoutingPolicy | None = None,
 ) -> Plan:
@@ -56,6 +58,7 @@ def build_plan(
         topology: The hardware; ``free_bytes`` of its GPUs and ``pool_bytes`` of its nodes bound the plan.
         config: Sizes, fractions and the names of the policies.
         keep: Blocks are to stay in the pools: nothing goes the direct route, and the notes say what has no room.
+        readers: Nodes that can read the checkpoint; None: all. Others get what they need from these.
         placement: In place of the policy that the configuration names.
         routing: In place of the policy that the configuration names.
 
@@ -63,7 +66,7 @@ def build_plan(
         RequestError: More ranks than GPUs, an unknown policy, or a proposal that cannot be.
         CapacityError: A rank fits no GPU, or the blocks of one extent fit no pool.
     """
-    wanted = _Wanted(manifest, demands, topology, config, keep)
+    wanted = _Wanted(manifest, demands, topology, config, keep, readers)
     layout = lay_out(demands.views, demands.parallel.world, config.plan.alignment_bytes)
     grid = wanted.grid()
     rows = rows_of(demands.slices, grid)
@@ -110,6 +113,7 @@ class _Wanted:
     topology: Topology
     config: Config
     keep: bool
+    readers: Collection[NodeId] | None
 
     @property
     def allow_direct(self) -> bool:
@@ -175,6 +179,9 @@ class _Wanted:
             need=pieces.need,
             busy=busy.nodes,
             pool_room_bytes=np.array(room, np.int64) if self.keep else None,
+            readers=None
+            if self.readers is None
+            else np.array([node.id in self.readers for node in self.topology.nodes]),
             allow_direct=self.allow_direct,
             min_direct_bytes=self.config.routing.min_direct_bytes,
         )

@@ -78,19 +78,26 @@ def check_routing(policy: str, request: RoutingRequest, decision: RoutingDecisio
             decision.direct & single & (decision.node != node_of_rank[request.only_rank]),
             "the direct route on another node than that of its rank",
         ),
-        (~_is_consumer(request, decision.node), "a reader that needs nothing of it"),
+        (~_may_read(request, decision.node), "a reader that needs nothing of it, or cannot read it"),
     ]
     for broken, what in rules:
         if broken.any():
             _refuse("routing", policy, f"for extent {int(np.argmax(broken))} {what}")
 
 
-def _is_consumer(request: RoutingRequest, node: Int64Array) -> npt.NDArray[np.bool_]:
-    """By extent, whether a rank of the node needs some of it. Whoever else reads only adds a hop (docs/design/0005)."""
+def _may_read(request: RoutingRequest, node: Int64Array) -> npt.NDArray[np.bool_]:
+    """By extent, whether the node can read it, and needs some of it or no other node that does can read it.
+
+    Whoever needs nothing of what it reads only adds a hop (docs/design/0005).
+    """
+    readers = np.ones(len(request.topology.nodes), np.bool_) if request.readers is None else request.readers
     extent = np.repeat(np.arange(len(node)), np.diff(request.first_node))
     found = np.zeros(len(node), np.bool_)
     found[extent[request.nodes == node[extent]]] = True
-    return found
+    served = np.zeros(len(node), np.bool_)
+    served[extent[readers[request.nodes]]] = True
+    known = (node >= 0) & (node < len(readers))
+    return known & readers[np.where(known, node, 0)] & (found | ~served)
 
 
 def _refuse(kind: str, policy: str, what: str) -> NoReturn:

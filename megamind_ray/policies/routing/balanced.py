@@ -7,6 +7,8 @@ what it sends: over its own network, into the others', and over the uplinks of r
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +25,9 @@ _REASONS = (
     "one rank needs it, but it goes through the pool as asked (keep or routing.force_pool)",
     "several ranks of one node need it: its agent reads it once",
     "ranks of several nodes need it: read once, by the consumer node with the most disk and network time left",
+    "no node that needs it can read it: read once, by one that can",
 )
-_DIRECT, _SMALL, _POOL_ASKED, _ONE_NODE, _SEVERAL_NODES = range(5)
+_DIRECT, _SMALL, _POOL_ASKED, _ONE_NODE, _SEVERAL_NODES, _ELSEWHERE = range(6)
 
 
 class Balanced:
@@ -34,9 +37,10 @@ class Balanced:
 
     def route(self, request: RoutingRequest) -> RoutingDecision:
         """See ``RoutingPolicy``."""
+        request, elsewhere = _among_readers(request)
         single = request.only_rank >= 0
         large = request.nbytes >= request.min_direct_bytes
-        direct = single & large & request.allow_direct
+        direct = single & large & request.allow_direct & ~elsewhere
         num_nodes = np.diff(request.first_node)
         node = request.nodes[request.first_node[:-1]]
         busy, kept = _without_choice(request, node, num_nodes == 1, direct)
@@ -47,11 +51,33 @@ class Balanced:
         for (members, extents), share in zip(found, shares, strict=True):
             node[extents] = members[_in_sequence(request.nbytes[extents], share)]
         reason = np.select(
-            [direct, single & request.allow_direct, single, num_nodes == 1],
-            [_DIRECT, _SMALL, _POOL_ASKED, _ONE_NODE],
+            [elsewhere, direct, single & request.allow_direct, single, num_nodes == 1],
+            [_ELSEWHERE, _DIRECT, _SMALL, _POOL_ASKED, _ONE_NODE],
             default=_SEVERAL_NODES,
         )
         return RoutingDecision(direct=direct, node=node, reason=reason.astype(np.int64), reasons=_REASONS)
+
+
+def _among_readers(request: RoutingRequest) -> tuple[RoutingRequest, npt.NDArray[np.bool_]]:
+    """The request with those nodes of each extent that can read it, or else all that can; and where it is the latter.
+
+    What is sent to nodes that are left out so is not weighed: whoever reads, they take it in.
+    """
+    num_extents = len(request.nbytes)
+    if request.readers is None:
+        return request, np.zeros(num_extents, np.bool_)
+    able = np.flatnonzero(request.readers)
+    extent = np.repeat(np.arange(num_extents), np.diff(request.first_node))
+    keep = request.readers[request.nodes]
+    num_kept = np.bincount(extent[keep], minlength=num_extents)
+    elsewhere = num_kept == 0
+    need = np.ones(len(request.nodes)) if request.need is None else request.need
+    lists = np.concatenate([extent[keep], np.repeat(np.flatnonzero(elsewhere), len(able))])
+    nodes = np.concatenate([request.nodes[keep], np.tile(able, int(elsewhere.sum()))])
+    needs = np.concatenate([need[keep], np.zeros(len(nodes) - int(keep.sum()))])
+    order = np.argsort(lists, kind="stable")
+    first = np.searchsorted(lists[order], np.arange(num_extents + 1)).astype(np.int64)
+    return replace(request, first_node=first, nodes=nodes[order].astype(np.int64), need=needs[order]), elsewhere
 
 
 def _classes(request: RoutingRequest, num_nodes: Int64Array) -> list[tuple[Int64Array, Int64Array]]:

@@ -29,6 +29,7 @@ class RoutingRequest:
         nodes: See ``first_node``.
         need: By entry of ``nodes``, the share of the extent that the node needs; None where each needs all.
         busy: ``[node, kind]``, seconds for which resources are busy whoever reads, as with copies; None for none.
+        readers: By node, whether it can read the checkpoint; None where all can.
         pool_room_bytes: By node, the bytes of blocks that can stay in its pool (bins to fill); None where blocks only
             pass through.
         allow_direct: Whether a rank may read for itself.
@@ -43,6 +44,7 @@ class RoutingRequest:
     nodes: Int64Array
     need: Float64Array | None = None
     busy: Float64Array | None = None
+    readers: npt.NDArray[np.bool_] | None = None
     pool_room_bytes: Int64Array | None = None
     allow_direct: bool = True
     min_direct_bytes: int = 0
