@@ -29,7 +29,7 @@ class MemoryPlane:
     Attributes:
         peak_bytes: Most that was alive at a time.
         lost: Handles whose next ``get`` fails, as if their node had died; add the ones you want to lose.
-        corrupt_next_gets: So many of the next blocks got come with flipped bits all over, in every rank's segments.
+        corrupt_next_gets: So many of the next blocks got come with a flipped bit in every byte, so in every segment.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,6 @@ class MemoryPlane:
             corrupt = self.corrupt_next_gets > 0
             self.corrupt_next_gets -= corrupt
         if corrupt:
-            data = data.copy()
-            data[::1024] ^= 1
+            data = data ^ np.uint8(1)
         data.flags.writeable = False
         return data

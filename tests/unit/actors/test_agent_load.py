@@ -285,6 +285,8 @@ def test_a_block_that_all_ranks_of_a_node_find_damaged_once_is_no_failure(build:
     cluster = build(Parallel(tp=4), gpus_per_node=4)
     cluster.plane.corrupt_next_gets = 4
     cluster.start()
+    for rank in cluster.sessions:
+        cluster.pull(rank, at_most=1)
     cluster.pull_all()
     assert_exact(cluster, folder)
     (agent,) = cluster.agents.values()
