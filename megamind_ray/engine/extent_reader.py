@@ -14,7 +14,7 @@ from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.chunk_reader import ChunkReader, LongRead, tensors_in
 from megamind_ray.engine.file_sources import OWN, FileSources, SourceOpener
 from megamind_ray.engine.staging import StagingRing, staging_ring
-from megamind_ray.errors import ClusterError, masked
+from megamind_ray.errors import ClusterError, MegamindError, masked
 from megamind_ray.io.counters import ReadCounters
 from megamind_ray.io.request_pool import run_requests
 from megamind_ray.io.stop import Stop, StopSignal
@@ -85,6 +85,13 @@ class ExtentReader:
             stop = data_begin + ((begin - data_begin) // chunk_bytes + 1) * chunk_bytes
             yield begin, min(stop, end)
             begin = stop
+
+    def is_in_memory(self, file: int, begin: int, end: int) -> bool:
+        """Whether a range of a file is in this machine's memory, as far as its own source can tell."""
+        try:
+            return self._sources.open(OWN, file).is_in_memory(begin, end - begin)
+        except MegamindError:  # as its reads will find, and deal with
+            return False
 
     @contextmanager
     def staged(self, file: int, begin: int, end: int) -> Iterator[StagedExtent]:

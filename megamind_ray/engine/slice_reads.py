@@ -6,16 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from megamind_ray.config import Config
+from megamind_ray.config import Config, IoConfig
 from megamind_ray.core.demands import Demands, Int64Array, SliceTable, ViewTable
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.core.program import BlockTable, FileTable, SegmentTable
 from megamind_ray.core.report import Fault, Verified
+from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.device.arena import host_buffer
+from megamind_ray.device.memory import usable_cores
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.cut import BlockCutter
 from megamind_ray.engine.direct import Sink, read_to_sink
@@ -27,8 +30,14 @@ from megamind_ray.planning.compile import file_table
 from megamind_ray.planning.extents import Cut, cut
 from megamind_ray.planning.geometry import BoxRows
 from megamind_ray.planning.grid import Grid
+from megamind_ray.units import MIB
 
-__all__ = ["ReadSummary", "SliceRows", "read_slices", "slice_table"]
+__all__ = ["ReadSummary", "SliceRows", "read_slices", "slice_table", "whole_tensors"]
+
+# Looked up before a load: all of them in memory means that all is, or that few reads will have to wait.
+_SAMPLED_SLICES: Final = 8
+# Of an extent that is in memory: with longer ones the last thread works too long alone (docs/design/0010).
+_LONGEST_IN_MEMORY_BYTES: Final = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +99,6 @@ def read_slices(
     """
     reference = manifest.reference
     files = file_table(manifest, reference.chunk_bytes if reference else config.io.chunk_bytes)
-    pieces = _cut(manifest, slices, files, config)
-    cutter = _cutter(pieces)
-    num_threads = max(1, min(config.io.reads_in_flight(manifest.root), len(pieces.begin)))
     reader = ExtentReader(files, config, ring=staging_ring(files, config.io, make_buffer), opener=opener, stop=stop)
     checks: list[Verified] = []
 
@@ -103,10 +109,13 @@ def read_slices(
 
     started_s = time.perf_counter()
     try:
+        pace = _pace(reader, slices, config.io, manifest.root)
+        pieces = _cut(manifest, slices, files, config.io, pace)
+        cutter = _cutter(pieces)
         run_team(
             range(len(pieces.begin)),
             read,
-            num_threads=num_threads,
+            num_threads=max(1, min(pace.num_threads, len(pieces.begin))),
             name="slice-read",
             stop=stop,
             on_failure=reader.stop,
@@ -129,32 +138,69 @@ def slice_table(pieces: Sequence[SliceRows]) -> SliceTable:
     def column(name: str) -> Int64Array:
         return np.concatenate([np.empty(0, np.int64), *(getattr(piece.rows, name) for piece in pieces)])
 
-    counts = np.array([len(piece.rows) for piece in pieces], np.int64)
-    owners = np.repeat(np.arange(len(pieces)), counts)
+    owners = np.repeat(np.arange(len(pieces)), np.array([len(piece.rows) for piece in pieces], np.int64))
     file = np.array([piece.file for piece in pieces], np.int64)[owners]
     tensor = np.array([piece.tensor for piece in pieces], np.int64)[owners]
-    columns = {name: column(name) for name in BoxRows.__slots__}
-    order = np.lexsort((tensor, columns["src_offset"], file))
+    return _sorted_table(file, tensor, BoxRows(**{name: column(name) for name in BoxRows.__slots__}))
+
+
+def whole_tensors(infos: Sequence[TensorInfo]) -> SliceTable:
+    """All bytes of some tensors; the sink's numbers are their places in ``infos``."""
+    nbytes = np.array([info.nbytes for info in infos], np.int64)
+    tensor = np.flatnonzero(nbytes)
+    file, begin = (
+        np.array(column, np.int64)[tensor] for column in ([it.file for it in infos], [it.begin for it in infos])
+    )
+    nbytes, zeros = nbytes[tensor], np.zeros(len(tensor), np.int64)
+    return _sorted_table(file, tensor, BoxRows(begin, nbytes, np.ones_like(zeros), nbytes, zeros, nbytes))
+
+
+def _sorted_table(file: Int64Array, tensor: Int64Array, rows: BoxRows) -> SliceTable:
+    order = np.lexsort((tensor, rows.src_offset, file))
     nothing = np.zeros(len(order), np.int64)
     return SliceTable(
         file=file[order],
         disk_tensor=nothing,
         tensor=tensor[order],
         consumers=nothing,
-        **{name: values[order] for name, values in columns.items()},
+        **{name: getattr(rows, name)[order] for name in BoxRows.__slots__},
     )
 
 
-def _cut(manifest: Manifest, slices: SliceTable, files: FileTable, config: Config) -> Cut:
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """Reads in flight, and the longest extent in bytes."""
+
+    num_threads: int
+    extent_bytes: int
+
+
+def _pace(reader: ExtentReader, slices: SliceTable, io: IoConfig, root: str) -> _Pace:
+    """As storage wants it; for bytes in memory a thread for each core, with as many bytes in flight (0010).
+
+    A read of the page cache takes a core's time. Further threads only wait for each other, and each extent costs the
+    same work in Python however long it is.
+    """
+    most, cores = io.reads_in_flight(root), usable_cores()
+    if most <= cores or io.is_remote(root) or not len(slices.file):
+        return _Pace(most, io.extent_bytes)
+    for row in np.linspace(0, len(slices.file) - 1, min(_SAMPLED_SLICES, len(slices.file))).astype(np.int64):
+        begin = int(slices.src_offset[row])
+        if not reader.is_in_memory(int(slices.file[row]), begin, begin + int(slices.run_bytes[row])):
+            return _Pace(most, io.extent_bytes)
+    return _Pace(cores, max(io.extent_bytes, min(io.extent_bytes * most // cores, _LONGEST_IN_MEMORY_BYTES)))
+
+
+def _cut(manifest: Manifest, slices: SliceTable, files: FileTable, io: IoConfig, pace: _Pace) -> Cut:
     """Extents as the planner makes them, for one consumer; short ones where there is little to share among threads."""
     chunk_bytes = files.chunk_bytes
-    share_bytes = int((slices.run_bytes * slices.num_runs).sum()) // (4 * config.io.reads_in_flight(manifest.root))
-    extent_bytes = min(max(config.io.extent_bytes, chunk_bytes), max(share_bytes, chunk_bytes))
+    share_bytes = int((slices.run_bytes * slices.num_runs).sum()) // (4 * pace.num_threads)
+    extent_bytes = min(max(pace.extent_bytes, chunk_bytes), max(share_bytes, chunk_bytes))
     grid = Grid(
         files=manifest.files,
         chunk_bytes=chunk_bytes,
         extent_bytes=extent_bytes // chunk_bytes * chunk_bytes,
-        max_gap_bytes=config.io.gap_bytes(manifest.root),
+        max_gap_bytes=io.gap_bytes(manifest.root),
         whole_chunks=manifest.reference is not None,
     )
     none = np.empty(0, np.int64)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.program import View
@@ -21,10 +19,9 @@ from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.direct import Sink
 from megamind_ray.engine.extent_reader import SourceOpener
 from megamind_ray.engine.sinks import ArenaSink, MappingSink, TensorSink
-from megamind_ray.engine.slice_reads import ReadSummary, SliceRows, read_slices, slice_table
+from megamind_ray.engine.slice_reads import ReadSummary, read_slices, whole_tensors
 from megamind_ray.errors import RequestError
 from megamind_ray.io.local_source import DIRECT_ALIGNMENT_BYTES
-from megamind_ray.planning.geometry import BoxRows
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +81,7 @@ def load_tensors(
     """
     target = check_device(device)
     layouts = [torch_layout(info.name, info.dtype, info.shape, raw=raw) for info in infos]
-    slices = slice_table([SliceRows(info.file, index, _whole(info)) for index, info in enumerate(infos)])
+    slices = whole_tensors(infos)
 
     def read(sink: Sink, make_buffer: Callable[[int], Bytes]) -> ReadSummary:
         return read_slices(manifest, slices, sink, config, opener=opener, make_buffer=make_buffer)
@@ -184,14 +181,6 @@ def check_device(device: str | torch.device) -> torch.device:
     if str(found) == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return found
-
-
-def _whole(info: TensorInfo) -> BoxRows:
-    def one(value: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return np.array([value] if info.nbytes else [], np.int64)
-
-    nbytes = one(info.nbytes)
-    return BoxRows(one(info.begin), nbytes, one(1), nbytes, one(0), nbytes)
 
 
 def _lay_out(infos: Sequence[TensorInfo], max_gap_bytes: int) -> tuple[int, list[int]]:

@@ -91,6 +91,9 @@ class Source(Protocol):
     def prefers_long_reads(self, offset: int, num_bytes: int) -> bool:
         """Whether one read of this range is faster than one for each chunk of it, each summed as it comes."""
 
+    def is_in_memory(self, offset: int, num_bytes: int) -> bool:
+        """Whether this machine has the range in memory, as far as that can be told: reading it takes a core's time."""
+
     def check_unchanged(self) -> None:
         """Makes sure that what was read is of the file as it was opened: asks the storage, unless all answers told.
 
@@ -130,6 +133,10 @@ class OpenSource(ABC):
 
     def prefers_long_reads(self, offset: int, num_bytes: int) -> bool:  # noqa: ARG002
         """As ``Source.prefers_long_reads``: a request to storage behind a network has its length chosen already."""
+        return False
+
+    def is_in_memory(self, offset: int, num_bytes: int) -> bool:  # noqa: ARG002
+        """As ``Source.is_in_memory``."""
         return False
 
     @abstractmethod

@@ -104,6 +104,9 @@ class _InjectingSource:
     def prefers_long_reads(self, offset: int, num_bytes: int) -> bool:
         return self._storage.long_reads or self._inner.prefers_long_reads(offset, num_bytes)
 
+    def is_in_memory(self, offset: int, num_bytes: int) -> bool:
+        return self._inner.is_in_memory(offset, num_bytes)
+
     def check_unchanged(self) -> None:
         self._inner.check_unchanged()
 

@@ -217,6 +217,9 @@ class _FaultySource:
     def prefers_long_reads(self, _offset: int, _num_bytes: int) -> bool:
         return self._storage.long_reads
 
+    def is_in_memory(self, _offset: int, _num_bytes: int) -> bool:
+        return False
+
     def check_unchanged(self) -> None:
         storage = self._storage
         with storage.lock:

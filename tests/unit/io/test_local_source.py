@@ -237,3 +237,11 @@ def test_a_probe_without_a_mapping_asks_with_a_read(path: Path, monkeypatch: pyt
         probe.close()
     finally:
         os.close(fd)
+
+
+def test_what_was_just_written_is_in_memory_unless_nobody_looks(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    with LocalSource(path) as source, LocalSource(path, direct="never") as unknown:
+        assert source.is_in_memory(0, 1 << 20)
+        assert not unknown.is_in_memory(0, 1 << 20)
