@@ -10,7 +10,7 @@ from typing import Final
 import megamind_ray as mm
 from benchmarks._cluster_rows import Found, load_in_turns
 from benchmarks._cluster_session import Expected, Loaded, LoadFailed, Order, Session, Settings, say
-from megamind_ray.core.topology import Topology
+from megamind_ray.core.topology import Disk, Topology
 from megamind_ray.testing.testbed import bed_node, in_two_racks, switched
 
 __all__ = ["HEAD", "NIC_BYTES_PER_S", "STORAGE_BYTES_PER_S", "one_host", "racks", "shared", "with_head"]
@@ -25,14 +25,19 @@ _BLIND: Final[Settings] = {"placement": {"policy": "topology_blind"}}
 
 def with_head(topology: Topology) -> Topology:
     """With a host before the others that has no GPU: head and driver are there, and not on a link that is measured."""
-    head = bed_node(HEAD, num_gpus=0, nic_bytes_per_s=NIC_BYTES_PER_S)
-    return replace(topology, nodes=(head, *topology.nodes))
+    return replace(topology, nodes=(bed_node(HEAD, num_gpus=0, nic_bytes_per_s=NIC_BYTES_PER_S), *topology.nodes))
+
+
+def _has_files(topology: Topology) -> Topology:
+    """With a disk in the first host, which alone has the checkpoint."""
+    first, *others = topology.nodes
+    return replace(topology, nodes=(replace(first, disks=(Disk(name="page cache", bytes_per_s=2e9),)), *others))
 
 
 def one_host(found: Found, expected: Expected, *, rounds: int, quick: bool) -> None:
     """Three receivers of what one host has, which is without a GPU; not with ``quick``: has a rank of its own."""
     nbytes = expected.checkpoint.nbytes
-    topology = with_head(switched(num_hosts=3, nic_bytes_per_s=NIC_BYTES_PER_S))
+    topology = _has_files(with_head(switched(num_hosts=3, nic_bytes_per_s=NIC_BYTES_PER_S)))
     one, three = "one-host: one receiver", "one-host: three receivers"
     with Session(topology, expected) as session:
         path = str(session.bed.head.give_folder(expected.checkpoint.folder, "model"))
@@ -45,7 +50,7 @@ def one_host(found: Found, expected: Expected, *, rounds: int, quick: bool) -> N
     name = "one-host, with a rank"
     alike: list[list[Loaded]] = []
     for num_hosts in (2, 4):
-        topology = switched(num_hosts=num_hosts, nic_bytes_per_s=NIC_BYTES_PER_S)
+        topology = _has_files(switched(num_hosts=num_hosts, nic_bytes_per_s=NIC_BYTES_PER_S))
         with Session(topology, expected) as session:
             path = str(session.bed.head.give_folder(expected.checkpoint.folder, "model"))
             case = f"{name}: {num_hosts - 1} other{'s' if num_hosts > 2 else ''}"

@@ -22,7 +22,7 @@ from megamind_ray.testing.digests import digest_all
 from megamind_ray.testing.oracle import expected_state_dict
 from megamind_ray.testing.rated_server import RatedServer, Sent
 from megamind_ray.testing.testbed import Bed, Counters, Program
-from megamind_ray.units import GIB, MIB
+from megamind_ray.units import GIB, KIB, MIB
 
 __all__ = [
     "SETTINGS",
@@ -37,8 +37,8 @@ __all__ = [
     "write_model",
 ]
 
-# As large for weights of 128 MiB as the defaults are for 1 GiB.
-SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {"io": {"chunk_bytes": MIB, "extent_bytes": 4 * MIB}}
+# To the tensors of this model as the defaults are to those of an 8B model: a slice of a projection has several chunks.
+SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {"io": {"chunk_bytes": 256 * KIB, "extent_bytes": 4 * MIB}}
 LOAD_S: Final = 240.0
 _ANSWER_S: Final = 120.0
 _START_S: Final = 180.0
@@ -251,8 +251,8 @@ class Session:
         Raises:
             LoadFailed: It cannot be planned or simulated.
         """
-        # Hosts without GPUs have no part in a load.
-        hardware = replace(topology, nodes=tuple(node for node in topology.nodes if node.gpus))
+        # Hosts without GPUs have no part in a load, unless they have the files.
+        hardware = replace(topology, nodes=tuple(node for node in topology.nodes if node.gpus or node.disks))
         path = self.bed.folder / f"topology-{time.monotonic_ns()}.toml"
         path.write_text(dump_topology(hardware))
         return self._ask({"do": "predict", **order.to_json(), "topology": str(path)})
@@ -283,9 +283,13 @@ class Session:
     def _start_job(self) -> None:
         self._folder = self.bed.folder / f"job-{self._num_jobs}"
         self._folder.mkdir()
+        # What an operator knows of a cluster: its racks and the rates of its links.
+        known = self._folder / "topology.toml"
+        known.write_text(dump_topology(self.bed.topology))
+        settings = {**SETTINGS, "plan": {"topology": str(known)}}
         self._num_jobs += 1
         self._num_orders = 0
-        words = [str(self._folder), json.dumps(SETTINGS), str(GIB)]
+        words = [str(self._folder), json.dumps(settings), str(GIB)]
         self._job: Program = self.bed.head.start(sys.executable, "-m", "benchmarks._cluster_job", *words, cwd=_ROOT)
 
     @contextmanager

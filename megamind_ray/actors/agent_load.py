@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from megamind_ray.actors.block_pool import BlockPool, Budget, PoolClosedError, PooledBlock
+from megamind_ray.actors.block_pool import BlockPool, PoolClosedError, PooledBlock
 from megamind_ray.actors.dataplane import DataPlane
 from megamind_ray.actors.messages import (
     AgentStatus,
@@ -22,8 +22,9 @@ from megamind_ray.actors.messages import (
     weakest,
 )
 from megamind_ray.config import Config
-from megamind_ray.core.exchange import RELAY_BATCH, RELAY_SHARE
+from megamind_ray.core.exchange import RELAY_BATCH, RELAY_FETCHES
 from megamind_ray.core.ids import BlockId, ExtentId, Generation, LoadId, NodeId, Rank
+from megamind_ray.core.line import Line
 from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.recorder import NO_RECORD, Recorder
 from megamind_ray.core.report import Fault, Kept
@@ -61,20 +62,6 @@ class _Job:
     program: AgentProgram
     reader: ExtentReader
     cutter: BlockCutter
-
-    def consumers(
-        self, row: int, node: NodeId, ranks: Collection[Rank] | None
-    ) -> list[tuple[Consumer, tuple[Rank, ...]]]:
-        """Who takes the block in a row of the block table: local ranks one by one, others by their node."""
-        members = self.program.consumer_sets[int(self.program.blocks.consumers[row])]
-        by_consumer: dict[Consumer, tuple[Rank, ...]] = {}
-        for member in members:
-            if ranks is not None and member not in ranks:
-                continue
-            home = self.program.node_of_rank[member]
-            consumer = rank_consumer(member) if home == node else node_consumer(home)
-            by_consumer[consumer] = (*by_consumer.get(consumer, ()), Rank(member))
-        return list(by_consumer.items())
 
 
 class AgentLoad:
@@ -114,9 +101,11 @@ class AgentLoad:
         self._bytes_sent = 0
         self._error: MegamindError | None = None
         self._verified: set[Verification] = set()
+        self._line, self._node_of_rank = Line(program.line), program.node_of_rank
+        self._sides = self._line.sides(self._node, map(NodeId, program.relays))
         self._pool = BlockPool(
             credit_bytes=program.credit_bytes,
-            relay_share=RELAY_SHARE if peers else 0.0,
+            sides=self._sides if peers else (),
             keep=program.keep_blocks.tolist(),
             node=program.node,
             on_used=self._record.credit,
@@ -187,7 +176,8 @@ class AgentLoad:
             if peer in self._relaying or peer not in self._peers:
                 return
             self._relaying.add(peer)
-        self._spawn(f"relay-{peer[:8]}", lambda: self._relay(peer))
+        for number in range(RELAY_FETCHES):
+            self._spawn(f"relay-{peer[:8]}-{number}", lambda: self._relay(peer))
 
     def status(self) -> AgentStatus:
         """Counters, failures and faults so far."""
@@ -292,7 +282,7 @@ class AgentLoad:
     ) -> None:
         extents, blocks = job.program.extents, job.program.blocks
         takers = {
-            int(blocks.block[block_row]): (block_row, job.consumers(block_row, self._node, ranks))
+            int(blocks.block[block_row]): (block_row, self._takers(job, block_row, ranks))
             for block_row in job.cutter.rows_of(extent)
         }
         takers = {block: taker for block, taker in takers.items() if taker[1] and (only is None or block in only)}
@@ -322,6 +312,27 @@ class AgentLoad:
             if reserved:
                 self._pool.give_back(reserved)
 
+    def _takers(self, job: _Job, row: int, ranks: Collection[Rank] | None) -> list[tuple[Consumer, tuple[Rank, ...]]]:
+        """Who takes the block in a row of the block table.
+
+        What is read again for some ranks goes to each of their nodes by itself: they were told to ask here, and not to
+        ask each other.
+        """
+        members = job.program.consumer_sets[int(job.program.blocks.consumers[row])]
+        wanted = [Rank(member) for member in members if ranks is None or member in ranks]
+        return self._consumers(wanted, self._line if ranks is None else Line())
+
+    def _consumers(self, ranks: Sequence[Rank], line: Line) -> list[tuple[Consumer, tuple[Rank, ...]]]:
+        """Local ranks one by one, others by the node that takes it for them."""
+        found: list[tuple[Consumer, tuple[Rank, ...]]] = []
+        for node, taken in line.takers(self._node, ranks, self._node_of_rank).items():
+            found += (
+                [(rank_consumer(rank), (rank,)) for rank in taken]
+                if node == self._node
+                else [(node_consumer(node), taken)]
+            )
+        return found
+
     def _relay(self, peer: NodeId) -> None:
         acked: list[int] = []
         while not self._stop.is_set():
@@ -336,11 +347,11 @@ class AgentLoad:
                 return
             acked = [delivery.serial for delivery in deliveries]
             for delivery in deliveries:
-                self._take_in(delivery)
+                self._take_in(peer, delivery)
 
-    def _take_in(self, delivery: Delivery) -> None:
-        """Puts a replica of another node's block into this node's pool."""
-        budget: Budget = "relay"
+    def _take_in(self, peer: NodeId, delivery: Delivery) -> None:
+        """Puts a replica of another node's block into this node's pool, for its ranks and those of nodes further on."""
+        budget = self._line.budget(self._node, peer, self._sides)
         self._pool.reserve(delivery.nbytes, budget)
         begin_s = self._record.now()
         data = self._plane.get([delivery.handle], timeout_s=self._config.deadlines.call_s)[0]
@@ -353,7 +364,7 @@ class AgentLoad:
             handle=self._put(delivery.block, data),
             budget=budget,
         )
-        self._pool.publish(entry, [(rank_consumer(rank), (rank,)) for rank in delivery.ranks])
+        self._pool.publish(entry, self._consumers(delivery.ranks, self._line))
 
     def _put(self, block: int, data: Bytes) -> BlockHandle:
         begin_s = self._record.now()

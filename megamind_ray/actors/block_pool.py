@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from megamind_ray.actors.messages import BlockHandle, Consumer, Crc32Array, Delivery
 from megamind_ray.core.ids import BlockId, ExtentId, Generation, Rank
+from megamind_ray.core.line import Budget, credit_limits
 from megamind_ray.errors import CapacityError
 from megamind_ray.units import format_bytes
 
-__all__ = ["BlockPool", "Budget", "PoolClosedError", "PooledBlock"]
-
-Budget = Literal["read", "relay"]
+__all__ = ["BlockPool", "PoolClosedError", "PooledBlock"]
 
 
 class PoolClosedError(Exception):
@@ -91,7 +89,7 @@ class BlockPool:
         self,
         *,
         credit_bytes: int,
-        relay_share: float = 0.0,
+        sides: Collection[Budget] = (),
         keep: Iterable[int] = (),
         node: str = "",
         on_used: Callable[[int], None] = lambda _: None,
@@ -100,14 +98,13 @@ class BlockPool:
 
         Args:
             credit_bytes: Most that may be reserved at a time.
-            relay_share: Part of it that only relayed blocks may take.
+            sides: Where blocks of other nodes come from; each has a part of the credit for itself.
             keep: Blocks that stay after the last ack; their bytes are budgeted by the planner, outside the credit.
             node: For messages.
             on_used: Told how many bytes are reserved, whenever that changes; must return at once.
         """
-        relay_bytes = int(credit_bytes * relay_share)
-        self._limit: dict[Budget, int] = {"read": credit_bytes - relay_bytes, "relay": relay_bytes}
-        self._used: dict[Budget, int] = {"read": 0, "relay": 0}
+        self._limit = credit_limits(credit_bytes, sides)
+        self._used: dict[Budget, int] = dict.fromkeys(self._limit, 0)
         self._keep = frozenset(keep)
         self._kept: dict[int, PooledBlock] = {}
         self._mailboxes: dict[Consumer, _Mailbox] = {}
@@ -133,7 +130,7 @@ class BlockPool:
             if nbytes > self._limit[budget]:
                 raise CapacityError(
                     f"node {self._node}: {format_bytes(nbytes)} of blocks do not fit its pool, where this load may "
-                    f"hold {format_bytes(self._limit[budget])} for {budget}s at a time; give the node a larger object "
+                    f"hold {format_bytes(self._limit[budget])} of such at a time; give the node a larger object "
                     "store or lower io.extent_bytes (and io.pool_extent_bytes, where it is set)",
                     where=f"pool of node {self._node}",
                     needed_bytes=nbytes,

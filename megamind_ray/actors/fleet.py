@@ -50,6 +50,9 @@ class Spawner(Protocol):
     def nodes(self) -> list[NodeResources]:
         """Living nodes, in a stable order."""
 
+    def here(self) -> NodeId:
+        """The node of this process."""
+
     def agent(self, name: str, node: NodeId, lifetime: Lifetime) -> Any:
         """Starts a node agent there; returns its handle at once."""
 
@@ -100,6 +103,33 @@ class Fleet:
         self._await_freed(self._ask_all())
         if self._start_missing():
             self._ask_all()
+
+    def add_agent_here(self) -> NodeId | None:
+        """Starts an agent on the planner's own node, which has no GPU, so that it can read what lies there.
+
+        It stays for later loads.
+
+        Returns:
+            The node; None where it has an agent already, or where Ray calls it dead.
+
+        Raises:
+            ClusterError: It did not start in time.
+        """
+        here = self._spawner.here()
+        if here in self.agents or here not in self._nodes:
+            return None
+        agent = self._spawner.agent(agent_name(self.name, here, _serial()), here, self.lifetime)
+        try:
+            facts: AgentFacts = wait_for(
+                agent.facts.remote(),
+                timeout_s=self._config.deadlines.actor_start_s,
+                what=f"fleet {self.name!r}: starting a node agent on node {here}, which has the checkpoint",
+            )
+        except BaseException:
+            self._spawner.kill(agent)
+            raise
+        self.agents[here], self.agent_facts[here] = agent, facts
+        return here
 
     def replace_worker(self, key: GpuKey, lost: Any) -> Any:
         """Ends a lost worker and gives its GPU a new one.

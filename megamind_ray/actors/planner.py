@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +20,7 @@ from megamind_ray.actors.load_driver import LoadDriver
 from megamind_ray.actors.load_report import build_report, pool_notes
 from megamind_ray.actors.messages import Lifetime, LoadRequest, ModelInfo, PlannerFacts, RunCall
 from megamind_ray.actors.names import free_model_name
-from megamind_ray.actors.pool_check import check_pool
+from megamind_ray.actors.pool_check import check_pool, settled_pool_bytes
 from megamind_ray.actors.recording import RecordBook
 from megamind_ray.actors.ticket import Ticket
 from megamind_ray.actors.transfer import Transfer, TransferResult
@@ -37,14 +36,19 @@ from megamind_ray.core.topology import Topology
 from megamind_ray.errors import ClusterError, MegamindError, RequestError
 from megamind_ray.io import open_manifest
 from megamind_ray.io.copies import reference_notes, require_mirrors
-from megamind_ray.planning import RuleSource, build_demands, build_plan, choose_keep_blocks, pool_budget_bytes
+from megamind_ray.planning import (
+    RuleSource,
+    build_demands,
+    build_plan,
+    choose_keep_blocks,
+    load_topology,
+    pool_budget_bytes,
+    with_known_links,
+)
 
 __all__ = ["Planner"]
 
 _CANCEL_EVERY_S: Final = 0.1  # how often a load that queues looks whether it is still wanted
-_SETTLE_S: Final = 2.0  # how long Ray may take to count blocks that were just let go as free
-_SETTLE_EVERY_S: Final = 0.1
-_NOT_OURS: Final = 0.05  # part of an object store that others may fill before it is worth that wait
 
 
 @dataclass(slots=True)
@@ -255,8 +259,8 @@ class Planner:
             name = self._free_name(request)
         with ticket.timed("workers"):
             self._fleet.refresh()
-            topology = self._topology_now()
-            seen = look_around(self._fleet.agents, manifest, request.config)
+            seen = look_around(self._fleet, manifest, request.config)
+            topology = self._topology_now(request.config.plan.topology)
         with ticket.timed("plan"):
             demands = build_demands(
                 manifest,
@@ -291,8 +295,8 @@ class Planner:
         self._models[name] = self._loaded(transfer, result, report, request)
         return report
 
-    def _topology_now(self) -> Topology:
-        """The fleet with the part of each pool that other models' kept blocks take marked as taken."""
+    def _topology_now(self, known: str = "") -> Topology:
+        """The fleet, with the links of a topology file and what other models' kept blocks take of each pool."""
         topology = self._fleet.topology()
         if not topology.num_gpus:
             raise RequestError(
@@ -300,24 +304,14 @@ class Planner:
                 "GPUs ask for logical ones: `megamind load --num-gpus N` or connect(num_gpus=N) where that starts Ray, "
                 "`ray start --num-gpus N` where Ray runs already"
             )
+        if known:
+            topology = with_known_links(topology, load_topology(known), origin=known)
         kept: Counter[NodeId] = Counter()
         for model in self._models.values():
             kept.update(self._kept_bytes(model))
-        used = self._pool_used_bytes(topology, kept)
+        used = settled_pool_bytes(self._fleet.pool_used_bytes, topology, kept)
         nodes = (replace(node, pool_taken_bytes=max(kept[node.id], used.get(node.id, 0))) for node in topology.nodes)
         return replace(topology, nodes=tuple(nodes))
-
-    def _pool_used_bytes(self, topology: Topology, kept: Mapping[NodeId, int]) -> Mapping[NodeId, int]:
-        """What is in each object store, of whomever: with it full, our blocks would push the user's objects to disk."""
-        until_s = monotonic() + _SETTLE_S
-        while True:
-            used = self._fleet.pool_used_bytes()
-            settled = all(
-                used.get(node.id, 0) <= kept.get(node.id, 0) + _NOT_OURS * node.pool_bytes for node in topology.nodes
-            )
-            if settled or monotonic() > until_s:
-                return used
-            sleep(_SETTLE_EVERY_S)
 
     def _kept_bytes(self, model: _Model) -> dict[NodeId, int]:
         """Bytes that the model keeps in the pools now."""

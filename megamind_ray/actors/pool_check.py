@@ -5,14 +5,23 @@ starts, and its user dies of SIGBUS on the page that does not exist.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
+from typing import Final
 
 from megamind_ray.actors.messages import AgentFacts
+from megamind_ray.core.ids import NodeId
+from megamind_ray.core.topology import Topology
 from megamind_ray.errors import CapacityError
 from megamind_ray.units import format_bytes
 
-__all__ = ["PoolFile", "check_pool", "find_pool_file"]
+__all__ = ["PoolFile", "check_pool", "find_pool_file", "settled_pool_bytes"]
+
+_SETTLE_S: Final = 2.0  # how long Ray may take to count blocks that were just let go as free
+_SETTLE_EVERY_S: Final = 0.1
+_NOT_OURS: Final = 0.05  # part of an object store that others may fill before it is worth that wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +108,24 @@ def check_pool(facts: AgentFacts, need_bytes: int) -> None:
             needed_bytes=fresh,
             free_bytes=facts.pool_dir_free_bytes,
         )
+
+
+def settled_pool_bytes(
+    used_bytes: Callable[[], Mapping[NodeId, int]], topology: Topology, kept: Mapping[NodeId, int]
+) -> Mapping[NodeId, int]:
+    """What is in each object store, of whomever: with it full, our blocks would push the user's objects to disk.
+
+    Args:
+        used_bytes: Asks Ray.
+        topology: The nodes.
+        kept: What models of ours keep there.
+    """
+    until_s = monotonic() + _SETTLE_S
+    while True:
+        used = used_bytes()
+        settled = all(
+            used.get(node.id, 0) <= kept.get(node.id, 0) + _NOT_OURS * node.pool_bytes for node in topology.nodes
+        )
+        if settled or monotonic() > until_s:
+            return used
+        sleep(_SETTLE_EVERY_S)

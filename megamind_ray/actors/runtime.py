@@ -44,6 +44,9 @@ class RaySpawner:
             if row["Alive"]
         ]
 
+    def here(self) -> NodeId:
+        return _here()
+
     def agent(self, name: str, node: NodeId, lifetime: Lifetime) -> Any:
         actor = ray.remote(concurrency_groups=_AGENT_GROUPS)(NodeAgent)
         return actor.options(**_options(name, lifetime), scheduling_strategy=_on(node)).remote()
@@ -81,9 +84,8 @@ def start_planner(
     actor = ray.remote(concurrency_groups=_PLANNER_GROUPS)(Planner)
     # On the caller's node: a path means there what it means to the caller. Of actors that ask for no CPU, Ray starts
     # about half elsewhere where the affinity is soft, though that node has room.
-    here = _on(NodeId(ray.get_runtime_context().get_node_id()))
     options = _options(planner_name(fleet), lifetime)
-    return actor.options(**options, get_if_exists=True, scheduling_strategy=here).remote(
+    return actor.options(**options, get_if_exists=True, scheduling_strategy=_on(_here())).remote(
         fleet,
         lifetime=lifetime,
         config=config,
@@ -133,6 +135,10 @@ def _options(name: str, lifetime: Lifetime) -> dict[str, Any]:
         "max_restarts": 0,
         "max_task_retries": 0,
     }
+
+
+def _here() -> NodeId:
+    return NodeId(ray.get_runtime_context().get_node_id())
 
 
 def _on(node: NodeId) -> NodeAffinitySchedulingStrategy:

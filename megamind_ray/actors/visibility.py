@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from megamind_ray.actors.boundary import settle
 from megamind_ray.config import Config
@@ -29,37 +29,59 @@ class Visibility:
     notes: tuple[str, ...] = ()
 
 
-def look_around(agents: Mapping[NodeId, Any], manifest: Manifest, config: Config) -> Visibility:
+class Agents(Protocol):
+    """The node agents of a fleet."""
+
+    @property
+    def agents(self) -> Mapping[NodeId, Any]:
+        """Handle by node."""
+
+    def add_agent_here(self) -> NodeId | None:
+        """As ``Fleet.add_agent_here``."""
+
+
+def look_around(fleet: Agents, manifest: Manifest, config: Config) -> Visibility:
     """Asks every node's agent for the files of a checkpoint that lies on a path.
 
-    An agent that does not answer counts as one that cannot read them: others do, and if it is lost the load finds out.
+    Where no node with GPUs can read it, the planner's own node is to: it read the manifest there. An agent that does
+    not answer counts as one that cannot read them: others do, and if it is lost the load finds out.
 
     Args:
-        agents: Handle by node.
+        fleet: Whose agents.
         manifest: The checkpoint, as the planner's node has it.
         config: Settings of the load.
 
     Raises:
-        RequestError: No node with GPUs can read it.
+        RequestError: No node can read it.
+        ClusterError: The planner's own node should, and has no agent.
     """
-    if config.io.is_remote(manifest.root) or len(agents) < 2:
+    if config.io.is_remote(manifest.root):
         return Visibility()
+    lacking = _lacking(fleet.agents, manifest, config)
+    if not lacking:
+        return Visibility()
+    if len(lacking) == len(fleet.agents):
+        if config.io.mirrors:  # which each of them asks in place of the checkpoint's own files
+            return Visibility()
+        here = fleet.add_agent_here()
+        if here is not None:
+            lacking |= _lacking({here: fleet.agents[here]}, manifest, config)
+    if len(lacking) == len(fleet.agents):
+        node, reason = next(iter(lacking.items()))
+        raise RequestError(
+            f"{masked(manifest.uri)}: none of {len(fleet.agents)} nodes can read it (node {short_node(node)}: "
+            f"{reason}); put it where one of them can, or on storage that all reach"
+        )
+    readers = frozenset(fleet.agents.keys() - lacking.keys())
+    names = listed(sorted(map(short_node, readers)))
+    return Visibility(readers, (f"{len(lacking)} of {len(fleet.agents)} nodes lack the files: all is read by {names}",))
+
+
+def _lacking(agents: Mapping[NodeId, Any], manifest: Manifest, config: Config) -> dict[NodeId, str]:
+    """By node that cannot read the checkpoint, why."""
     answers = settle(
         [agent.lacks.remote(manifest.root, manifest.files) for agent in agents.values()],
         timeout_s=config.deadlines.call_s,
         what=f"asking {len(agents)} node agents for {masked(manifest.uri)}",
     )
-    lacking = {node: str(answer) for node, answer in zip(agents, answers, strict=True) if answer != ""}
-    if not lacking:
-        return Visibility()
-    if len(lacking) == len(agents):
-        if config.io.mirrors:  # which each of them asks in place of the checkpoint's own files
-            return Visibility()
-        node, reason = next(iter(lacking.items()))
-        raise RequestError(
-            f"{masked(manifest.uri)}: none of {len(agents)} nodes with GPUs can read it (node {short_node(node)}: "
-            f"{reason}); put it where one of them can, or on storage that all reach"
-        )
-    readers = frozenset(agents.keys() - lacking.keys())
-    names = listed(sorted(map(short_node, readers)))
-    return Visibility(readers, (f"{len(lacking)} of {len(agents)} nodes lack the files: all is read by {names}",))
+    return {node: str(answer) for node, answer in zip(agents, answers, strict=True) if answer != ""}

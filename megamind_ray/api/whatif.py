@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from megamind_ray.config import Config
+from megamind_ray.core.ids import NodeId
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.outcome import Outcome
 from megamind_ray.core.parallel import Parallel, Rule
@@ -75,7 +76,15 @@ class Study:
         """
         from megamind_ray.planning import build_plan
 
-        return build_plan(self._manifest, self._demands(case), case.topology, config=case.config, keep=case.keep)
+        demands, readers = self._demands(case), self._readers(case)
+        return build_plan(self._manifest, demands, case.topology, config=case.config, keep=case.keep, readers=readers)
+
+    def _readers(self, case: Case) -> list[NodeId] | None:
+        """The nodes with disks, where some have none and the checkpoint is a path; None: all."""
+        with_disks = [node.id for node in case.topology.nodes if node.disks]
+        if case.config.io.is_remote(self._manifest.root) or len(with_disks) in (0, len(case.topology.nodes)):
+            return None
+        return with_disks
 
     def overflow(self, case: Case) -> OverflowPlan:
         """What of each rank of a case stays in host memory, where the GPUs are too small.

@@ -192,10 +192,13 @@ class PlanConfig:
     Attributes:
         max_replicated_share: A plan that replicates more of the checkpoint's bytes for want of a rule is refused.
         alignment_bytes: Alignment of each view in the arena.
+        topology: File with the racks and rates of the cluster, as ``megamind topology`` writes it; nodes are matched by
+            address. Empty: nothing is known beside what nodes say of themselves, and all links count as alike.
     """
 
     max_replicated_share: float = 0.30
     alignment_bytes: int = 256
+    topology: str = ""
 
     def __post_init__(self) -> None:
         _require(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["PLANNER_LOOK_S", "RANK_BATCH", "RELAY_BATCH", "RELAY_SHARE"]
+__all__ = ["PLANNER_LOOK_S", "RANK_BATCH", "RELAY_BATCH", "RELAY_FETCHES", "RELAY_SHARE"]
 
 RANK_BATCH: Final = 8
 """Blocks that a rank takes per exchange: a call costs about 2 ms, a block of 8 MiB about as much."""
 
-RELAY_BATCH: Final = 4
-"""Blocks that a node takes per exchange from another one."""
+RELAY_BATCH: Final = 1
+"""Blocks that a node takes per exchange from another one: a call costs little beside their bytes."""
+
+RELAY_FETCHES: Final = 4
+"""Exchanges with one other node that a node has under way, each with its blocks: one's bytes are on the wire while
+another's are put."""
 
 RELAY_SHARE: Final = 0.5
 """Part of a pool's credit that only blocks of other nodes may take, where there are other nodes: two nodes full of

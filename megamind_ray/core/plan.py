@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from megamind_ray.core.ids import NodeId
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.errors import RequestError
 
@@ -121,6 +122,7 @@ class Plan:
         keep: Whether blocks stay in the pool.
         is_referenced: Whether chunks are held to recorded checksums as they are read.
         topology: The hardware that it was made for, as the text of a topology file; empty where that is not known.
+        line: Nodes in the order in which they hand blocks on to each other; empty: each hands to all by itself.
         notes: What a reader of the plan should know (replication, what cannot be kept), in words.
     """
 
@@ -136,6 +138,7 @@ class Plan:
     keep: bool = False
     is_referenced: bool = False
     topology: str = ""
+    line: tuple[NodeId, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -191,7 +194,7 @@ class Plan:
         try:
             header = _DEFAULTS | header
             values = {name: _checked(header[name], kind, name) for name, kind in _HEADER.items()}
-            values |= {"disk_tensors": tuple(header["disk_tensors"]), "notes": tuple(header["notes"])}
+            values |= {name: tuple(header[name]) for name in ("disk_tensors", "line", "notes")}
             return cls(
                 tables={name: _read_table(folder / f"{name}.parquet").cast(kind) for name, kind in TABLES.items()},
                 parallel=Parallel(**header["parallel"]),
@@ -237,10 +240,11 @@ _HEADER: Mapping[str, type] = {
     "keep": bool,
     "is_referenced": bool,
     "topology": str,
+    "line": list,
     "notes": list,
 }
 # What plans of earlier releases lack.
-_DEFAULTS: Mapping[str, Any] = {"is_referenced": False, "topology": ""}
+_DEFAULTS: Mapping[str, Any] = {"is_referenced": False, "topology": "", "line": []}
 
 
 def _read_table(path: Path) -> pa.Table:

@@ -164,7 +164,8 @@ class AgentProgram:
         segments: Of those blocks.
         consumer_sets: Ranks of each set that ``blocks.consumers`` names.
         node_of_rank: For every rank its node.
-        relays: For each other node, the number of its blocks that this node's ranks need.
+        line: Nodes in the order in which they hand blocks on; empty: each hands to all by itself.
+        relays: For each other node, the number of blocks that this one takes from it.
         keep_blocks: Plan ids of blocks that stay in this node's pool, ascending.
         credit_bytes: Bytes of blocks that this load may have in this node's pool at a time.
     """
@@ -176,7 +177,8 @@ class AgentProgram:
     blocks: BlockTable
     segments: SegmentTable
     consumer_sets: Mapping[int, tuple[int, ...]]
-    node_of_rank: Mapping[int, str]
+    node_of_rank: Mapping[Rank, NodeId]
+    line: tuple[NodeId, ...] = ()
     relays: Mapping[str, int]
     keep_blocks: Int64Array
     credit_bytes: int

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from megamind_ray.config import IoConfig
 from megamind_ray.core.demands import Demands, Int64Array
+from megamind_ray.core.line import Line
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import DIRECT, Plan
 from megamind_ray.core.topology import Topology
@@ -75,9 +76,10 @@ class _Work:
 
     def __init__(self, plan: Plan, model: CostModel) -> None:
         self._plan, self._model = plan, model
-        index = {node.id: position for position, node in enumerate(model.topology.nodes)}
+        self._index = index = {node.id: position for position, node in enumerate(model.topology.nodes)}
         extents, blocks, ranks = plan.tables["extents"], plan.tables["blocks"], plan.tables["ranks"]
         self._size = len(index)
+        self._line, self._names = Line(plan.line), [node.id for node in model.topology.nodes]
         self._node_of_rank = np.array([index[name] for name in ranks["node"].to_pylist()], np.int64)
         self._nbytes = extents["end"].to_numpy() - extents["begin"].to_numpy()
         node, route = (extents[name].combine_chunks() for name in ("node", "route"))
@@ -126,21 +128,20 @@ class _Work:
         return np.asarray(np.bincount(self._cutter[blocks], weights=weights, minlength=self._size), np.float64)
 
     def _hops(self) -> Iterator[tuple[Step, float]]:
-        """Blocks to each consumer node but the one that cuts them."""
+        """Blocks along the line to each consumer node but the one that cuts them."""
         size, num_sets = self._size, len(self._sets)
         key = self._cutter[self._pooled] * max(1, num_sets) + self._consumers[self._pooled]
         nbytes = np.bincount(key, weights=self._block_nbytes[self._pooled], minlength=size * num_sets)
         owner, rank = self._sets.explode(np.arange(num_sets, dtype=np.int64))
         nodes = Grouped.from_pairs(owner, self._node_of_rank[rank], num_sets)
-        used = np.flatnonzero(nbytes)
-        source, consumers = np.divmod(used, max(1, num_sets))
-        position, target = nodes.explode(consumers)
-        between = np.bincount(
-            source[position] * size + target, weights=nbytes[used][position], minlength=size * size
-        ).reshape(size, size)
-        np.fill_diagonal(between, 0.0)
-        for one, other in np.argwhere(between).tolist():
-            yield self._model.wire(one, other), float(between[one, other])
+        between = np.zeros((size, size))
+        for used in np.flatnonzero(nbytes).tolist():
+            source, consumers = divmod(used, max(1, num_sets))
+            _, homes = nodes.explode(np.array([consumers]))
+            for one, other in self._line.hops(self._names[source], [self._names[home] for home in homes.tolist()]):
+                between[self._index[one], self._index[other]] += nbytes[used]
+        for here, there in np.argwhere(between).tolist():
+            yield self._model.wire(here, there), float(between[here, there])
         for node, taken in enumerate(between.sum(axis=0).tolist()):
             yield self._model.put(node), taken
 

@@ -28,6 +28,7 @@ from megamind_ray.planning.cost import CostModel
 from megamind_ray.planning.extent_length import extent_lengths
 from megamind_ray.planning.extents import Cut, cut
 from megamind_ray.planning.grid import ChunkUse, Grid, chunk_use, rows_of
+from megamind_ray.planning.line import line_of
 from megamind_ray.planning.topology_dump import dump_topology
 from megamind_ray.planning.transfers import transfer_costs, transfer_load
 from megamind_ray.policies.placement.base import PlacementPolicy, PlacementRequest, Seat
@@ -100,6 +101,7 @@ def build_plan(
         keep=keep,
         is_referenced=manifest.reference is not None,
         topology=dump_topology(topology),
+        line=_line(pieces, routes, topology, node_of_rank),
     )
     return replace(plan, notes=tuple(_notes(plan, topology, config)))
 
@@ -207,6 +209,13 @@ def _routes(request: RoutingRequest, policy: RoutingPolicy, node_of_rank: Int64A
     decision = policy.route(request)
     check_routing(policy.name, request, decision, node_of_rank)
     return decision
+
+
+def _line(pieces: Cut, routes: RoutingDecision, topology: Topology, node_of_rank: Int64Array) -> tuple[NodeId, ...]:
+    pooled = ~routes.direct
+    weights = (pieces.end - pieces.begin)[pooled]
+    read_bytes = np.bincount(routes.node[pooled], weights=weights, minlength=len(topology.nodes)).astype(np.int64)
+    return line_of(topology, read_bytes, np.union1d(node_of_rank, routes.node[pooled]))
 
 
 def _pool_need(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import ExtentId, LoadId, NodeId, Rank
+from megamind_ray.core.line import Line
 from megamind_ray.core.load_machine import LoadFacts
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import DIRECT, Plan
@@ -107,7 +109,8 @@ def compile_agent(
         blocks=columns.block_table(blocks),
         segments=columns.segment_table(blocks),
         consumer_sets=columns.consumer_sets(blocks, ranks),
-        node_of_rank=dict(enumerate(plan.tables["ranks"]["node"].to_pylist())),
+        node_of_rank={Rank(rank): NodeId(home) for rank, home in enumerate(plan.tables["ranks"]["node"].to_pylist())},
+        line=plan.line,
         relays=columns.relays(plan, node) if extents is None else {},
         keep_blocks=np.asarray(keep_blocks, np.int64),
         credit_bytes=credit_bytes,
@@ -245,12 +248,23 @@ class _Columns:
         return members
 
     def relays(self, plan: Plan, node: NodeId) -> dict[str, int]:
-        """By other node, the number of its blocks that ranks of ``node`` need."""
-        here = [Rank(i) for i, name in enumerate(plan.tables["ranks"]["node"].to_pylist()) if name == node]
-        reader = self.reader[self.block_extent]
-        needed = self.consumed_by(here) & ~self.direct[self.block_extent]
-        counts = np.bincount(reader[needed], minlength=len(self.nodes)).tolist()
-        return {name: counts[index] for name, index in self.nodes.items() if name != node and counts[index]}
+        """By other node, the blocks that ``node`` takes from it, for its own ranks and for nodes further on."""
+        line, names = Line(plan.line), list(self.nodes)
+        homes = plan.tables["ranks"]["node"].to_pylist()
+        pooled = ~self.direct[self.block_extent]
+        num_sets = max(1, len(self.sets))
+        keys, counts = np.unique(
+            self.reader[self.block_extent][pooled] * num_sets + self.block_consumers[pooled], return_counts=True
+        )
+        found: Counter[str] = Counter()
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            reader, consumers = divmod(key, num_sets)
+            _, ranks = self.sets.explode(np.array([consumers]))
+            needing = {homes[rank] for rank in ranks.tolist()}
+            for source, target in line.hops(NodeId(names[reader]), needing):
+                if target == node:
+                    found[source] += count
+        return dict(sorted(found.items()))
 
 
 def _firsts(ascending: npt.NDArray[np.integer[Any]], num: int) -> Int64Array:

@@ -1,11 +1,14 @@
 """Sharing out what several nodes need over those that could read it, so that the busiest resource is done early.
 
 A *class* is bytes that one set of nodes needs, each of them all or a part. Whichever member reads a byte sends it to
-the others; a byte that a member reads is one that it does not take in. For one class and a deadline the bytes that a
-member may read are therefore an interval: at most what its disks, processors and outgoing links can do by then, at
-least what its incoming links cannot; racks add intervals over their members. The smallest deadline for which the
-intervals leave room for all bytes is found by bisection. Several classes are shared out one after the other, smaller
-sets first because they have less choice, and each again against the rest until nothing improves.
+another one, and that one on to the next, along a line (docs/design/0024): the reader sends it once, and so do all but
+the last of those that take it in. Who passes it on does not hang on the reader, so that is spread over the members; the
+same holds for racks and their uplinks. A byte that a member reads is one that it does not take in. For one class and a
+deadline the bytes that a member may read are therefore an interval: at most what its disks, processors and outgoing
+links can do by then, at least what its incoming links cannot; racks add intervals over their members. The smallest
+deadline for which the intervals leave room for all bytes is found by bisection. Several classes are shared out one
+after the other, smaller sets first because they have less choice, and each again against the rest until nothing
+improves.
 """
 
 from __future__ import annotations
@@ -77,12 +80,14 @@ class Busy:
         total, members = float(read.sum()), item.members
         here = read[:, None] * _per_byte(costs, item)
         self.nodes[members] += sign * (here + ((total - read) * item.need)[:, None] * costs.take[members])
+        self.nodes[members] += sign * total * _passed_on(item.need)[:, None] * costs.send[members]
         self.storage += sign * float(read @ costs.storage[members])
         racks, index = np.unique(costs.rack[members], return_inverse=True)
         if len(racks) > 1:
-            inside, need = sums(index, read, 0), sums(index, item.need, 0)
+            inside, need = sums(index, read, 0), np.minimum(sums(index, item.need, 0), 1.0)
+            leaving = _first_sends(need) * inside + total * _passed_on(need)
             self.rack_in[racks] += sign * costs.uplink[racks] * need * (total - inside)
-            self.rack_out[racks] += sign * costs.uplink[racks] * (need.sum() - need) * inside
+            self.rack_out[racks] += sign * costs.uplink[racks] * leaving
 
 
 def share_out(
@@ -139,7 +144,8 @@ def _share(costs: TransferCosts, busy: Busy, item: NodeClass, room: Float64Array
 def _within(costs: TransferCosts, busy: Busy, item: NodeClass, room: Float64Array) -> Float64Array:
     """The share of each member at the smallest deadline that leaves room for all bytes."""
     taken = costs.take[item.members] * item.need[:, None]
-    base = busy.nodes[item.members] + item.nbytes * taken
+    passed = item.nbytes * _passed_on(item.need)[:, None] * costs.send[item.members]
+    base = busy.nodes[item.members] + item.nbytes * taken + passed
     slope = _per_byte(costs, item) - taken
     ranges = _ranges(costs, busy, item, room, base, slope)
     # A resource that reading neither loads nor spares does not count: it is as busy whoever reads.
@@ -213,11 +219,12 @@ class _Limits:
 
 
 def _rack_limits(costs: TransferCosts, busy: Busy, item: NodeClass, racks: Int64Array, index: Int64Array) -> _Limits:
-    """What is read inside a rack leaves it for each member outside; what is not enters it for each inside."""
-    need = sums(index, item.need, 0)
-    enter, leave = costs.uplink[racks] * need, costs.uplink[racks] * (need.sum() - need)
+    """What is read inside a rack leaves it once for those outside; what is not enters it once for those inside."""
+    need = np.minimum(sums(index, item.need, 0), 1.0)
+    enter, leave = costs.uplink[racks] * need, costs.uplink[racks] * _first_sends(need)
+    passed = item.nbytes * costs.uplink[racks] * _passed_on(need)
     return _Limits(
-        high=np.where(leave > 0, busy.rack_out[racks], -_NONE),
+        high=np.where(leave > 0, busy.rack_out[racks] + passed, -_NONE),
         high_s=np.where(leave > 0, leave, 1.0),
         low=np.where(enter > 0, busy.rack_in[racks] + enter * item.nbytes, -_NONE),
         low_s=np.where(enter > 0, enter, 1.0),
@@ -226,9 +233,22 @@ def _rack_limits(costs: TransferCosts, busy: Busy, item: NodeClass, racks: Int64
 
 def _per_byte(costs: TransferCosts, item: NodeClass) -> Float64Array:
     """``[member, kind]``, seconds of a byte that the member reads."""
-    others = (item.need.sum() - item.need)[:, None]
-    result: Float64Array = costs.read[item.members] + costs.pack[item.members] + others * costs.send[item.members]
+    sends = _first_sends(item.need)[:, None] * costs.send[item.members]
+    result: Float64Array = costs.read[item.members] + costs.pack[item.members] + sends
     return result
+
+
+def _first_sends(need: Float64Array) -> Float64Array:
+    """By member, how often it sends a byte that it reads."""
+    result: Float64Array = np.minimum(need.sum() - need, 1.0)
+    return result
+
+
+def _passed_on(need: Float64Array) -> Float64Array:
+    """By member, how often it sends a byte on that another one reads."""
+    total = float(need.sum())
+    rest = max(total - total / len(need) - 1.0, 0.0)
+    return need * (rest / total if total > 0 else 0.0)
 
 
 def _fill(low: Float64Array, high: Float64Array, amount: float) -> Float64Array:

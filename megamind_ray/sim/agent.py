@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 
-from megamind_ray.core.exchange import RELAY_BATCH
+from megamind_ray.core.exchange import RELAY_BATCH, RELAY_FETCHES
 from megamind_ray.core.ids import Generation, NodeId, Rank
+from megamind_ray.core.line import Line
 from megamind_ray.sim.clock import Steps, Task
 from megamind_ray.sim.faults import ExtentFault, Failure
 from megamind_ray.sim.pool import Consumer, Letter, Pool, PooledBlock
@@ -52,9 +53,10 @@ class Agent:
         faults: Mapping[int, ExtentFault],
     ) -> None:
         self.node = node
-        self.pool = Pool(
-            node, credit_bytes, has_peers=len(world.work.nodes) > 1, clock=world.clock, max_samples=world.max_samples
-        )
+        self._line = world.work.line
+        self._sides = self._line.sides(node, world.work.relays.get(node, ()))
+        sides = self._sides if len(world.work.nodes) > 1 else ()
+        self.pool = Pool(node, credit_bytes, sides=sides, clock=world.clock, max_samples=world.max_samples)
         self.failures: list[Failure] = []
         self.bytes_read = self.bytes_again = self.num_relays = 0
         self.waited_s = self.reading_s = self.relaying_s = 0.0
@@ -87,8 +89,9 @@ class Agent:
         """Takes in blocks that another node has for ranks of this one, until the load ends."""
         if peer not in self._relaying and peer in self._peers:
             self._relaying.add(peer)
-            self.num_relays += 1
-            Task(self._relay(peer))
+            self.num_relays += RELAY_FETCHES
+            for _ in range(RELAY_FETCHES):
+                Task(self._relay(peer))
 
     def _is_pending(self, unit: Unit, ranks: Collection[Rank]) -> bool:
         """Whether its own program is still to publish all blocks of the unit that these ranks need."""
@@ -108,7 +111,7 @@ class Agent:
             yield from self._read_and_publish(unit, ranks, again)
 
     def _read_and_publish(self, unit: Unit, ranks: frozenset[Rank] | None, again: bool) -> Steps:
-        takers = [(block, self._consumers(block, ranks)) for block in unit.blocks]
+        takers = [(block, self._takers(block, ranks)) for block in unit.blocks]
         takers = [(block, consumers) for block, consumers in takers if consumers]
         reserved = sum(block.nbytes for block, _ in takers)
         clock = self._world.clock
@@ -148,16 +151,17 @@ class Agent:
         world.recorder.span(track, "cut", begin_s, middle_s, nbytes, unit.extent)
         world.recorder.span(track, "put", middle_s, world.clock.now_s, nbytes, unit.extent)
 
-    def _consumers(self, block: Block, ranks: frozenset[Rank] | None) -> list[tuple[Consumer, tuple[Rank, ...]]]:
-        """Who takes a block: local ranks one by one, others by their node."""
-        homes = self._world.work.node_of_rank
-        by_consumer: dict[Consumer, tuple[Rank, ...]] = {}
-        for rank in block.bytes_of:
-            if ranks is None or rank in ranks:
-                home = homes[rank]
-                consumer: Consumer = rank if home == self.node else home
-                by_consumer[consumer] = (*by_consumer.get(consumer, ()), rank)
-        return list(by_consumer.items())
+    def _takers(self, block: Block, ranks: frozenset[Rank] | None) -> list[tuple[Consumer, tuple[Rank, ...]]]:
+        """Who takes a block; what is read again goes to each node by itself."""
+        wanted = [rank for rank in block.bytes_of if ranks is None or rank in ranks]
+        return self._consumers(wanted, self._line if ranks is None else Line())
+
+    def _consumers(self, ranks: Sequence[Rank], line: Line) -> list[tuple[Consumer, tuple[Rank, ...]]]:
+        """Local ranks one by one, others by the node that takes it for them."""
+        found: list[tuple[Consumer, tuple[Rank, ...]]] = []
+        for node, taken in line.takers(self.node, ranks, self._world.work.node_of_rank).items():
+            found += [(rank, (rank,)) for rank in taken] if node == self.node else [(node, taken)]
+        return found
 
     def _relay(self, peer: NodeId) -> Steps:
         world, pool = self._world, self._peers[peer].pool
@@ -176,10 +180,11 @@ class Agent:
                 yield from self._take_in(peer, letter)
 
     def _take_in(self, peer: NodeId, letter: Letter) -> Steps:
-        """Puts a replica of another node's block into this node's pool."""
+        """Puts a replica of another node's block into this node's pool, for its ranks and those of nodes further on."""
         world, block, nbytes = self._world, letter.entry.block, letter.entry.nbytes
         clock = world.clock
-        yield from self.pool.reserve(nbytes, "relay")
+        budget = self._line.budget(self.node, peer, self._sides)
+        yield from self.pool.reserve(nbytes, budget)
         begin_s = clock.now_s
         lane, latency_s = world.lane("wire", peer, self.node)
         yield clock.sleep(latency_s * block.parts)
@@ -188,5 +193,5 @@ class Agent:
         world.recorder.span(world.tracks[self.node].wire, "wire", begin_s, there_s, nbytes)
         yield world.fluid.flow(world.lane("put", self.node, block_class(block))[0], nbytes)
         world.recorder.span(world.tracks[self.node].pool, "put", there_s, clock.now_s, nbytes)
-        self.pool.publish(PooledBlock(block, nbytes, "relay"), [(rank, (rank,)) for rank in letter.ranks])
+        self.pool.publish(PooledBlock(block, nbytes, budget), self._consumers(letter.ranks, self._line))
         self.relaying_s += clock.now_s - begin_s

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import ExtentId, NodeId, Rank
+from megamind_ray.core.line import Line
 from megamind_ray.core.plan import DIRECT, Plan
 from megamind_ray.planning.block_runs import block_runs
 from megamind_ray.planning.columns import Grouped, distinct
@@ -68,6 +69,7 @@ class _Columns:
     segment_nbytes: Int64Array
     sets: tuple[tuple[Rank, ...], ...]
     nodes_of_set: tuple[frozenset[NodeId], ...]
+    line: Line
 
     @classmethod
     def of(cls, plan: Plan) -> _Columns:
@@ -100,6 +102,7 @@ class _Columns:
             segment_nbytes=_ints(segments, "run_bytes") * _ints(segments, "num_runs"),
             sets=sets,
             nodes_of_set=tuple(frozenset(node_of_rank[rank] for rank in members) for members in sets),
+            line=Line(plan.line),
         )
 
     @property
@@ -200,7 +203,8 @@ def _build(columns: _Columns, unit_of_extent: Int64Array, merged: Int64Array) ->
         nodes=tuple(node for node in columns.nodes if node in used),
         node_of_rank=columns.node_of_rank,
         parts=max(parts, default=1),
-        relays=_relays(units, columns.node_of_rank),
+        line=columns.line,
+        relays=_relays(units, columns.node_of_rank, columns.line),
         units_of=units_of,
         blocks_of=blocks_of,
     )
@@ -252,10 +256,15 @@ def _cuts(nbytes: int, strided_bytes: int, num_runs: int) -> tuple[tuple[int, in
     return tuple(part for part in parts if part[1])
 
 
-def _relays(units: Iterable[Unit], node_of_rank: Sequence[NodeId]) -> dict[NodeId, tuple[NodeId, ...]]:
-    needed: defaultdict[NodeId, dict[NodeId, None]] = defaultdict(dict)
-    for unit in units:
-        if unit.rank is None:
-            for node in {node_of_rank[rank] for block in unit.blocks for rank in block.bytes_of} - {unit.node}:
-                needed[node][unit.node] = None
-    return {node: tuple(sorted(peers)) for node, peers in needed.items()}
+def _relays(units: Iterable[Unit], node_of_rank: Sequence[NodeId], line: Line) -> dict[NodeId, tuple[NodeId, ...]]:
+    homes = {
+        (unit.node, frozenset(node_of_rank[rank] for rank in block.bytes_of))
+        for unit in units
+        if unit.rank is None
+        for block in unit.blocks
+    }
+    taken: defaultdict[NodeId, set[NodeId]] = defaultdict(set)
+    for reader, needing in homes:
+        for source, target in line.hops(reader, needing):
+            taken[target].add(source)
+    return {node: tuple(sorted(peers)) for node, peers in taken.items()}

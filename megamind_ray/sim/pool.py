@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from megamind_ray.core.exchange import RELAY_SHARE
 from megamind_ray.core.ids import Generation, NodeId, Rank
+from megamind_ray.core.line import Budget, credit_limits
 from megamind_ray.errors import CapacityError
 from megamind_ray.sim.clock import Clock, Limit, Signal, Wait
 from megamind_ray.sim.history import StepSeries
 from megamind_ray.sim.work import Block
 from megamind_ray.units import format_bytes
 
-__all__ = ["Budget", "Consumer", "Letter", "Pool", "PooledBlock"]
+__all__ = ["Consumer", "Letter", "Pool", "PooledBlock"]
 
-Budget = Literal["read", "relay"]
 Consumer: TypeAlias = Rank | NodeId
 
 
@@ -54,7 +53,7 @@ class Pool:
     Args:
         node: For messages.
         credit_bytes: Most that may be reserved at a time.
-        has_peers: Whether blocks of other nodes come in; a part of the credit is theirs then.
+        sides: Where blocks of other nodes come from; each has a part of the credit for itself.
         clock: Virtual time.
         max_samples: Most samples of ``series``.
 
@@ -64,15 +63,14 @@ class Pool:
     """
 
     def __init__(
-        self, node: NodeId, credit_bytes: int, *, has_peers: bool, clock: Clock, max_samples: int = 512
+        self, node: NodeId, credit_bytes: int, *, sides: Collection[Budget], clock: Clock, max_samples: int = 512
     ) -> None:
-        relay_bytes = int(credit_bytes * RELAY_SHARE) if has_peers else 0
         self.credit_bytes = credit_bytes
         self.series = StepSeries(max_samples)
         self.bytes_sent = 0
         self._node = node
         self._clock = clock
-        self._limits: dict[Budget, Limit] = {"read": Limit(credit_bytes - relay_bytes), "relay": Limit(relay_bytes)}
+        self._limits = {budget: Limit(limit) for budget, limit in credit_limits(credit_bytes, sides).items()}
         self._mailboxes: dict[Consumer, _Mailbox] = {}
         self._published: set[int] = set()
 
@@ -86,7 +84,7 @@ class Pool:
         if nbytes > limit.limit:
             raise CapacityError(
                 f"node {self._node}: {format_bytes(nbytes)} of blocks do not fit its pool, where this load may "
-                f"hold {format_bytes(int(limit.limit))} for {budget}s at a time; give the node a larger object "
+                f"hold {format_bytes(int(limit.limit))} of such at a time; give the node a larger object "
                 "store or lower io.extent_bytes (and io.pool_extent_bytes, where it is set)",
                 where=f"pool of node {self._node}",
                 needed_bytes=nbytes,

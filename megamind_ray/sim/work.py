@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import ExtentId, NodeId, Rank
+from megamind_ray.core.line import Line
 from megamind_ray.core.load_machine import LoadFacts
 
 __all__ = ["Block", "Unit", "Work", "block_class", "rounded"]
@@ -70,7 +71,8 @@ class Work:
         nodes: Nodes with an agent in this load.
         node_of_rank: By rank.
         parts: Most extents in a unit; 1 where nothing was merged.
-        relays: By node, the nodes whose blocks its ranks need, in order.
+        line: Along which blocks go from node to node.
+        relays: By node, the nodes that it takes blocks from, in order.
         units_of: By node what its agent reads, and by rank what the rank reads by itself, in order.
         blocks_of: By rank the blocks that it consumes, in plan order.
     """
@@ -81,6 +83,7 @@ class Work:
     nodes: tuple[NodeId, ...]
     node_of_rank: tuple[NodeId, ...]
     parts: int
+    line: Line
     relays: Mapping[NodeId, tuple[NodeId, ...]]
     units_of: Mapping[NodeId | Rank, Sequence[Unit]]
     blocks_of: Mapping[Rank, Sequence[Block]]

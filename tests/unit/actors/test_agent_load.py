@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megamind_ray.actors.agent_load import AgentLoad
-from megamind_ray.actors.block_pool import PoolClosedError
+from megamind_ray.actors.block_pool import BlockPool, PoolClosedError
 from megamind_ray.actors.messages import Consumer, Delivery, ExtentFailure, rank_consumer
 from megamind_ray.config import Config, load_config
 from megamind_ray.core.ids import ExtentId, Generation, LoadId, NodeId, Rank
@@ -226,6 +226,36 @@ def test_nothing_is_left_in_the_pool_unless_it_is_kept(build: Build) -> None:
     assert cluster.plane.live_bytes == 0
 
 
+def test_a_block_leaves_its_reader_once_in_each_direction_however_many_need_it(build: Build, folder: Path) -> None:
+    cluster = build(Parallel(dp=4), gpus_per_node=1)
+    cluster.start()
+    cluster.pull_all()
+    assert_exact(cluster, folder)
+    sent = [cluster.agents[node].status().bytes_sent for node in cluster.plan.line]
+    total = cluster.plan.bytes_total
+    assert sum(sent) == 3 * total, "each of the others takes every byte in once"
+    reads = {node: cluster.agents[node].status().bytes_read for node in cluster.plan.line}
+    own = [reads[node] for node in cluster.plan.line]
+    for place, num_bytes in enumerate(sent):
+        below, above = sum(own[: place + 1]), sum(own[place:])
+        assert num_bytes == below * (place < 3) + above * (place > 0)
+
+
+def test_a_line_of_small_pools_never_waits_in_a_circle(folder: Path) -> None:
+    """Each pool holds two blocks in each budget, and all nodes have something for all others."""
+    cluster = SmallCluster(folder, Parallel(dp=5), gpus_per_node=1)
+    largest = int(cluster.plan.tables["blocks"]["nbytes"].to_numpy().max())
+    for node, agent in cluster.agents.items():
+        sides = cluster.agents[node]._sides
+        agent._pool = BlockPool(credit_bytes=8 * largest, sides=sides, node=node)
+    cluster.start()
+    try:
+        cluster.pull_all()
+        assert_exact(cluster, folder)
+    finally:
+        cluster.close()
+
+
 def test_kept_blocks_hold_every_byte_once_they_were_delivered(build: Build) -> None:
     cluster = build(Parallel(tp=2), gpus_per_node=2, keep=True)
     cluster.start()
@@ -359,8 +389,8 @@ def test_a_relay_that_breaks_off_is_told_whatever_broke_it(build: Build) -> None
     agent._peers = {NodeId("n1"): Broken()}
     assert agent.status().error is None
     agent.start()
-    (relay,) = [thread for thread in agent._threads if thread.name.startswith("relay")]
-    relay.join(BOUND_S)
+    for relay in [thread for thread in agent._threads if thread.name.startswith("relay")]:
+        relay.join(BOUND_S)
     error = agent.status().error
     assert isinstance(error, ClusterError)
     assert "n0" in str(error)

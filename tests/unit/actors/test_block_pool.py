@@ -134,11 +134,11 @@ def test_more_than_the_whole_budget_is_refused_and_named() -> None:
 
 
 def test_reads_cannot_take_what_is_set_aside_for_relayed_blocks() -> None:
-    pool = BlockPool(credit_bytes=10, relay_share=0.5)
+    pool = BlockPool(credit_bytes=10, sides=("up",))
     pool.reserve(5)
     with pytest.raises(CapacityError):
         pool.reserve(6)
-    pool.reserve(5, "relay")
+    pool.reserve(5, "up")
     assert pool.used_bytes == 10
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megamind_ray.core.ids import Generation, NodeId, Rank
+from megamind_ray.core.line import Budget
 from megamind_ray.errors import CapacityError
 from megamind_ray.sim.clock import Clock, Steps, Task
 from megamind_ray.sim.pool import Letter, Pool, PooledBlock
@@ -14,8 +15,8 @@ HERE, FIRST = NodeId("n0"), Generation(0)
 R0, R1 = Rank(0), Rank(1)
 
 
-def new_pool(credit_bytes: int = 100, *, has_peers: bool = False) -> Pool:
-    return Pool(HERE, credit_bytes, has_peers=has_peers, clock=Clock())
+def new_pool(credit_bytes: int = 100, *, sides: tuple[Budget, ...] = ()) -> Pool:
+    return Pool(HERE, credit_bytes, sides=sides, clock=Clock())
 
 
 def entry(block: int = 0, nbytes: int = 10) -> PooledBlock:
@@ -53,7 +54,7 @@ def test_credit_comes_back_with_the_last_ack() -> None:
 
 
 def test_half_of_the_credit_is_for_blocks_of_other_nodes_where_there_are_some() -> None:
-    pool, got = new_pool(100, has_peers=True), list[int]()
+    pool, got = new_pool(100, sides=("up",)), list[int]()
     reserve(pool, 50, got)
     waiting = reserve(pool, 1, got)
     assert got == [50]
