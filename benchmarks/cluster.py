@@ -14,7 +14,7 @@ rows could not be measured for it.
               detection: until the load machine is told of a loss; recovery: from there to the load's end
 Every case that ends well is also predicted (``mm.plan`` and ``mm.simulate`` on the bed's topology).
 
-    python -m benchmarks.cluster --json out.json           # 128 MiB, about 10 minutes on two cores
+    python -m benchmarks.cluster --json out.json           # 192 MiB, about 15 minutes on two cores
     python -m benchmarks.cluster --quick                   # 32 MiB, one-host and shared, rough
     python -m benchmarks.cluster --only racks --rounds 5
 
@@ -41,7 +41,7 @@ from megamind_ray.units import MIB
 
 _PARTS = ("one-host", "shared", "racks", "killed")
 _QUICK_PARTS = ("one-host", "shared")
-_BYTES, _QUICK_BYTES = 128 * MIB, 32 * MIB
+_BYTES, _QUICK_BYTES = 192 * MIB, 32 * MIB
 _ROUNDS, _QUICK_ROUNDS = 3, 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 from typing import Protocol
 
 import numpy as np
@@ -48,8 +49,12 @@ class RayObjectStore:
             ) from error
 
     def get(self, handles: Sequence[BlockHandle], *, timeout_s: float) -> list[UInt8Array]:
+        refs, until_s = list(handles), monotonic() + timeout_s
         try:
-            blocks: list[UInt8Array] = ray.get(list(handles), timeout=timeout_s)
+            # A get that waits for another node keeps all puts of this process waiting with it; a wait does not.
+            if refs:
+                ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+            blocks: list[UInt8Array] = ray.get(refs, timeout=max(0.0, until_s - monotonic()))
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise ClusterError(
                 f"{len(handles)} blocks could not be fetched from the pool within {timeout_s:g} s ({error}); "

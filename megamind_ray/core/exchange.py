@@ -12,9 +12,9 @@ RANK_BATCH: Final = 8
 RELAY_BATCH: Final = 1
 """Blocks that a node takes per exchange from another one: a call costs little beside their bytes."""
 
-RELAY_FETCHES: Final = 4
+RELAY_FETCHES: Final = 2
 """Exchanges with one other node that a node has under way, each with its blocks: one's bytes are on the wire while
-another's are put."""
+another's are put. More share the wire, and a block that comes more slowly is handed on later."""
 
 RELAY_SHARE: Final = 0.5
 """Part of a pool's credit that only blocks of other nodes may take, where there are other nodes: two nodes full of
