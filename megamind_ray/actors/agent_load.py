@@ -354,7 +354,7 @@ class AgentLoad:
         budget = self._line.budget(self._node, peer, self._sides)
         self._pool.reserve(delivery.nbytes, budget)
         begin_s = self._record.now()
-        data = self._plane.get([delivery.handle], timeout_s=self._config.deadlines.call_s)[0]
+        data = self._plane.fetch(delivery.handle, timeout_s=self._config.deadlines.call_s)
         self._record.fetched(begin_s, delivery.nbytes, block=delivery.block)
         entry = PooledBlock(
             block=delivery.block,

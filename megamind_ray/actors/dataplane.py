@@ -36,6 +36,14 @@ class DataPlane(Protocol):
         """
 
 
+    def fetch(self, handle: BlockHandle, *, timeout_s: float) -> UInt8Array:
+        """As ``get``, of a block on another node, while other threads put and get.
+
+        Raises:
+            ClusterError: As ``get``.
+        """
+
+
 class RayObjectStore:
     """Blocks as uint8 numpy objects in Ray's object store. torch tensors would be copied on put and on get."""
 
@@ -49,15 +57,18 @@ class RayObjectStore:
             ) from error
 
     def get(self, handles: Sequence[BlockHandle], *, timeout_s: float) -> list[UInt8Array]:
-        refs, until_s = list(handles), monotonic() + timeout_s
         try:
-            # A get that waits for another node keeps all puts of this process waiting with it; a wait does not.
-            if refs:
-                ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
-            blocks: list[UInt8Array] = ray.get(refs, timeout=max(0.0, until_s - monotonic()))
+            blocks: list[UInt8Array] = ray.get(list(handles), timeout=timeout_s)
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise ClusterError(
                 f"{len(handles)} blocks could not be fetched from the pool within {timeout_s:g} s ({error}); "
                 "the node that holds them is lost or unreachable"
             ) from error
         return blocks
+
+    def fetch(self, handle: BlockHandle, *, timeout_s: float) -> UInt8Array:
+        until_s = monotonic() + timeout_s
+        # A get that waits for another node keeps all puts of this process waiting with it; a wait does not. For blocks
+        # that are here, it would be one more call.
+        ray.wait([handle], timeout=timeout_s)
+        return self.get([handle], timeout_s=max(0.0, until_s - monotonic()))[0]

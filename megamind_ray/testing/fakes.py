@@ -55,6 +55,9 @@ class MemoryPlane:
     def get(self, handles: Sequence[object], *, timeout_s: float) -> list[_UInt8Array]:
         return [self._one(handle, timeout_s) for handle in handles]
 
+    def fetch(self, handle: object, *, timeout_s: float) -> _UInt8Array:
+        return self._one(handle, timeout_s)
+
     def _one(self, handle: object, timeout_s: float) -> _UInt8Array:
         if not isinstance(handle, _Handle) or handle in self.lost:
             raise ClusterError(f"block is lost, waited {timeout_s:g} s")
