@@ -92,6 +92,11 @@ class Fleet:
         self.worker_facts: dict[GpuKey, WorkerFacts] = {}
         self._nodes: dict[NodeId, NodeResources] = {}
 
+    @property
+    def here(self) -> NodeId:
+        """The node of the process that holds the fleet."""
+        return self._spawner.here()
+
     def refresh(self) -> None:
         """Starts agents and workers on nodes that joined, forgets those of nodes that left, asks all for their facts.
 
@@ -115,7 +120,7 @@ class Fleet:
         Raises:
             ClusterError: It did not start in time.
         """
-        here = self._spawner.here()
+        here = self.here
         if here in self.agents or here not in self._nodes:
             return None
         agent = self._spawner.agent(agent_name(self.name, here, _serial()), here, self.lifetime)

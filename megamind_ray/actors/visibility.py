@@ -36,6 +36,10 @@ class Agents(Protocol):
     def agents(self) -> Mapping[NodeId, Any]:
         """Handle by node."""
 
+    @property
+    def here(self) -> NodeId:
+        """The planner's own node."""
+
     def add_agent_here(self) -> NodeId | None:
         """As ``Fleet.add_agent_here``."""
 
@@ -55,8 +59,8 @@ def look_around(fleet: Agents, manifest: Manifest, config: Config) -> Visibility
         RequestError: No node can read it.
         ClusterError: The planner's own node should, and has no agent.
     """
-    if config.io.is_remote(manifest.root):
-        return Visibility()
+    if config.io.is_remote(manifest.root) or fleet.agents.keys() == {fleet.here}:
+        return Visibility()  # the manifest was read there
     lacking = _lacking(fleet.agents, manifest, config)
     if not lacking:
         return Visibility()

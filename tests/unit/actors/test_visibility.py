@@ -34,6 +34,7 @@ class _Fleet:
     def __init__(self, answers: dict[str, Any], *, here: str | None = None) -> None:
         self.agents = {NodeId(node): _Agent(answer) for node, answer in answers.items()}
         self._here = here
+        self.here = HERE
         self.num_added = 0
 
     def add_agent_here(self) -> NodeId | None:
@@ -85,3 +86,8 @@ def test_what_nobody_can_read_is_refused_with_a_reason(manifest: Manifest, here:
 def test_with_mirrors_all_nodes_try(manifest: Manifest, tmp_path: Path) -> None:
     config = Config(io=IoConfig(mirrors=(str(tmp_path),)))
     assert look_around(_Fleet({"n0": "no such file"}, here=""), manifest, config).readers is None
+
+
+def test_a_fleet_on_the_planners_own_node_alone_is_not_asked(manifest: Manifest) -> None:
+    """A file that changed since is a matter for its reads, which say so."""
+    assert look_around(_Fleet({HERE: "changed since"}), manifest, Config()).readers is None
