@@ -1,4 +1,4 @@
-"""One load on one node: reads extents, cuts blocks, hands them out, relays those of other nodes. Threads, no Ray."""
+"""One load on one node: reads extents, cuts blocks, hands them out; relays take in the rest. Threads, no Ray."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from megamind_ray.actors.block_pool import BlockPool, PoolClosedError, PooledBlock
 from megamind_ray.actors.dataplane import DataPlane
@@ -17,14 +16,13 @@ from megamind_ray.actors.messages import (
     Delivery,
     ExtentFailure,
     Verification,
-    node_consumer,
     rank_consumer,
     weakest,
 )
+from megamind_ray.actors.relays import Neighbours, Peer, Relays
 from megamind_ray.config import Config
-from megamind_ray.core.exchange import RELAY_BATCH, RELAY_FETCHES
-from megamind_ray.core.ids import BlockId, ExtentId, Generation, LoadId, NodeId, Rank
-from megamind_ray.core.line import Line
+from megamind_ray.core.exchange import RELAY_FETCHES
+from megamind_ray.core.ids import BlockId, ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.recorder import NO_RECORD, Recorder
 from megamind_ray.core.report import Fault, Kept
@@ -37,22 +35,9 @@ from megamind_ray.engine.team import run_team
 from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, RequestError, SourceError
 from megamind_ray.io import ReadCounters
 
-__all__ = ["AgentLoad", "Peer"]
+__all__ = ["AgentLoad"]
 
 _STOP_S = 1.0  # how long closing waits for threads that are in the middle of a read
-
-
-class Peer(Protocol):
-    """The agent of another node, as a relay sees it."""
-
-    def exchange(
-        self, load: LoadId, consumer: Consumer, acked: Sequence[int], *, limit: int, timeout_s: float
-    ) -> tuple[Delivery, ...] | None:
-        """As ``AgentLoad.exchange``; None when the load has ended there.
-
-        Raises:
-            ClusterError: It does not answer.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +73,10 @@ class AgentLoad:
         self._node = program.node
         self._config = replace(config, io=config.io.for_agent(usable_cores()))
         self._plane = plane
-        self._peers = peers
         self._record = NodeRecorder(recorder, program.node)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._relaying: set[NodeId] = set()
         self._failures: list[ExtentFailure] = []
         self._failed: set[int] = set()
         self._faults: list[Fault] = []
@@ -101,14 +84,24 @@ class AgentLoad:
         self._bytes_sent = 0
         self._error: MegamindError | None = None
         self._verified: set[Verification] = set()
-        self._line, self._node_of_rank = Line(program.line), program.node_of_rank
-        self._sides = self._line.sides(self._node, map(NodeId, program.relays))
+        self._neighbours = Neighbours(program)
         self._pool = BlockPool(
             credit_bytes=program.credit_bytes,
-            sides=self._sides if peers else (),
+            sides=self._neighbours.sides if peers else (),
             keep=program.keep_blocks.tolist(),
             node=program.node,
             on_used=self._record.credit,
+        )
+        self._relays = Relays(
+            program,
+            config.deadlines,
+            neighbours=self._neighbours,
+            pool=self._pool,
+            plane=plane,
+            put=self._put,
+            peers=peers,
+            record=self._record,
+            stop=self._stop,
         )
         self._main = self._job(program)
         self._jobs = [self._main]
@@ -171,13 +164,10 @@ class AgentLoad:
         self._spawn("reads-again", lambda: self._read_all(job, rows, frozenset(ranks)))
 
     def relay_from(self, peer: NodeId) -> None:
-        """Takes in blocks that another node has for ranks of this one, until the load ends."""
-        with self._lock:
-            if peer in self._relaying or peer not in self._peers:
-                return
-            self._relaying.add(peer)
-        for number in range(RELAY_FETCHES):
-            self._spawn(f"relay-{peer[:8]}-{number}", lambda: self._relay(peer))
+        """Takes in blocks that another node has for this one, until the load ends."""
+        if self._relays.begin(peer):
+            for number in range(RELAY_FETCHES):
+                self._spawn(f"relay-{peer[:8]}-{number}", lambda: self._relays.take_from(peer))
 
     def status(self) -> AgentStatus:
         """Counters, failures and faults so far."""
@@ -313,58 +303,10 @@ class AgentLoad:
                 self._pool.give_back(reserved)
 
     def _takers(self, job: _Job, row: int, ranks: Collection[Rank] | None) -> list[tuple[Consumer, tuple[Rank, ...]]]:
-        """Who takes the block in a row of the block table.
-
-        What is read again for some ranks goes to each of their nodes by itself: they were told to ask here, and not to
-        ask each other.
-        """
+        """Who takes the block in a row of the block table."""
         members = job.program.consumer_sets[int(job.program.blocks.consumers[row])]
         wanted = [Rank(member) for member in members if ranks is None or member in ranks]
-        return self._consumers(wanted, self._line if ranks is None else Line())
-
-    def _consumers(self, ranks: Sequence[Rank], line: Line) -> list[tuple[Consumer, tuple[Rank, ...]]]:
-        """Local ranks one by one, others by the node that takes it for them."""
-        found: list[tuple[Consumer, tuple[Rank, ...]]] = []
-        for node, taken in line.takers(self._node, ranks, self._node_of_rank).items():
-            found += (
-                [(rank_consumer(rank), (rank,)) for rank in taken]
-                if node == self._node
-                else [(node_consumer(node), taken)]
-            )
-        return found
-
-    def _relay(self, peer: NodeId) -> None:
-        acked: list[int] = []
-        while not self._stop.is_set():
-            deliveries = self._peers[peer].exchange(
-                self.load,
-                node_consumer(self._node),
-                acked,
-                limit=RELAY_BATCH,
-                timeout_s=self._config.deadlines.poll_s,
-            )
-            if deliveries is None:  # the load has ended there, and will be here
-                return
-            acked = [delivery.serial for delivery in deliveries]
-            for delivery in deliveries:
-                self._take_in(peer, delivery)
-
-    def _take_in(self, peer: NodeId, delivery: Delivery) -> None:
-        """Puts a replica of another node's block into this node's pool, for its ranks and those of nodes further on."""
-        budget = self._line.budget(self._node, peer, self._sides)
-        self._pool.reserve(delivery.nbytes, budget)
-        begin_s = self._record.now()
-        data = self._plane.fetch(delivery.handle, timeout_s=self._config.deadlines.call_s)
-        self._record.fetched(begin_s, delivery.nbytes, block=delivery.block)
-        entry = PooledBlock(
-            block=delivery.block,
-            extent=delivery.extent,
-            nbytes=delivery.nbytes,
-            crc32s=delivery.crc32s,
-            handle=self._put(delivery.block, data),
-            budget=budget,
-        )
-        self._pool.publish(entry, self._consumers(delivery.ranks, self._line))
+        return self._neighbours.takers(wanted, each=ranks is not None)
 
     def _put(self, block: int, data: Bytes) -> BlockHandle:
         begin_s = self._record.now()

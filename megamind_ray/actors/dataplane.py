@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from megamind_ray.errors import ClusterError
 __all__ = ["DataPlane", "RayObjectStore", "UInt8Array"]
 
 UInt8Array = npt.NDArray[np.uint8]
+
+# For the get of a block whose wait took nearly all of the time.
+_LEAST_S: Final = 1.0
 
 
 class DataPlane(Protocol):
@@ -34,7 +37,6 @@ class DataPlane(Protocol):
         Raises:
             ClusterError: A block is lost, or did not arrive in time.
         """
-
 
     def fetch(self, handle: BlockHandle, *, timeout_s: float) -> UInt8Array:
         """As ``get``, of a block on another node, while other threads put and get.
@@ -70,5 +72,9 @@ class RayObjectStore:
         until_s = monotonic() + timeout_s
         # A get that waits for another node keeps all puts of this process waiting with it; a wait does not. For blocks
         # that are here, it would be one more call.
-        ray.wait([handle], timeout=timeout_s)
-        return self.get([handle], timeout_s=max(0.0, until_s - monotonic()))[0]
+        there, _ = ray.wait([handle], timeout=timeout_s)
+        if not there:
+            raise ClusterError(
+                f"a block of another node did not come within {timeout_s:g} s; that node is lost or unreachable"
+            )
+        return self.get([handle], timeout_s=max(_LEAST_S, until_s - monotonic()))[0]

@@ -21,7 +21,8 @@ from megamind_ray.planning import RuleSource
 
 __all__ = ["RaySpawner", "end_fleet", "fleet_actors", "forget_planner", "running_planner", "start_planner"]
 
-# Threads per concurrency group. ``exchange`` is a long poll: one thread for each rank of a node and each other node.
+# Threads per concurrency group. ``exchange`` is a long poll: a thread for each rank of a node, and for each node that
+# takes blocks from here ``RELAY_FETCHES``; as a rule these are the two beside it in the line of the load.
 _AGENT_GROUPS: Final = {"control": 4, "exchange": 96}
 _WORKER_GROUPS: Final = {"control": 4, "moves": 1, "run": 1}
 _PLANNER_GROUPS: Final = {"control": 8, "moves": 16}

@@ -12,7 +12,7 @@ from megamind_ray.core.ids import NodeId, Rank
 __all__ = ["Budget", "Line", "credit_limits"]
 
 Budget = Literal["read", "up", "down"]
-"""What a block's bytes in a pool count as: cut there, or taken in from a node further down or up the line."""
+"""What a block's bytes in a pool count as: cut there, or on their way up or down the line, so from below or above."""
 
 
 class Line:
@@ -46,6 +46,19 @@ class Line:
         """(from, to) of every hand-over of a block that ``node`` cuts and ``homes`` need."""
         others = [home for home in homes if home != node]
         return [hop for side in self._sides(node, others) for hop in pairwise((node, *side))]
+
+    def next_to(self, node: NodeId, homes: Collection[NodeId]) -> list[NodeId]:
+        """The homes that ``node`` hands a block to, or takes it from where another one of them cuts it."""
+        return [side[0] for side in self._sides(node, [home for home in homes if home != node])]
+
+    def source(self, node: NodeId, reader: NodeId, homes: Collection[NodeId]) -> NodeId:
+        """From whom ``node`` takes a block that ``reader`` cuts; of the homes, those ``next_to`` it are enough."""
+        if not self._place.keys() >= {node, reader, *homes}:
+            return reader
+        here, begin = self._place[node], self._place[reader]
+        places = ((self._place[home], home) for home in homes)
+        between = ((abs(at - here), home) for at, home in places if min(here, begin) < at < max(here, begin))
+        return min(between, default=(0, reader))[1]
 
     def sides(self, node: NodeId, sources: Iterable[NodeId]) -> tuple[Budget, ...]:
         """Where blocks of other nodes come from by plan.

@@ -249,21 +249,22 @@ class _Columns:
 
     def relays(self, plan: Plan, node: NodeId) -> dict[str, int]:
         """By other node, the blocks that ``node`` takes from it, for its own ranks and for nodes further on."""
-        line, names = Line(plan.line), list(self.nodes)
-        homes = plan.tables["ranks"]["node"].to_pylist()
-        pooled = ~self.direct[self.block_extent]
-        num_sets = max(1, len(self.sets))
+        line, names, homes = Line(plan.line), list(self.nodes), plan.tables["ranks"]["node"].to_pylist()
+        here = [Rank(rank) for rank, home in enumerate(homes) if home == node]
+        taken = self.consumed_by(here) & ~self.direct[self.block_extent]
+        num_readers = max(1, len(names))
         keys, counts = np.unique(
-            self.reader[self.block_extent][pooled] * num_sets + self.block_consumers[pooled], return_counts=True
+            self.block_consumers[taken] * num_readers + self.reader[self.block_extent][taken], return_counts=True
         )
         found: Counter[str] = Counter()
+        near: dict[int, list[NodeId]] = {}
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            reader, consumers = divmod(key, num_sets)
-            _, ranks = self.sets.explode(np.array([consumers]))
-            needing = {homes[rank] for rank in ranks.tolist()}
-            for source, target in line.hops(NodeId(names[reader]), needing):
-                if target == node:
-                    found[source] += count
+            consumers, reader = divmod(key, num_readers)
+            if consumers not in near:
+                _, ranks = self.sets.explode(np.array([consumers]))
+                near[consumers] = line.next_to(node, {homes[rank] for rank in ranks.tolist()})
+            if names[reader] != node:
+                found[line.source(node, NodeId(names[reader]), near[consumers])] += count
         return dict(sorted(found.items()))
 
 

@@ -13,8 +13,8 @@ __all__ = ["with_known_links"]
 def with_known_links(live: Topology, known: Topology, *, origin: str = "the topology file") -> Topology:
     """The live nodes with the racks, rates and storage of a topology that was measured or written before.
 
-    Nodes are matched by address, or by name where the file has no addresses. What is there and how much of it is free,
-    the live topology says; a node that the file lacks keeps its nominal rates and stands in no rack.
+    Nodes are matched by name, which is Ray's id of a node that runs, else by address. What is there and how much of it
+    is free, the live topology says; a node that the file lacks keeps its nominal rates and stands in no rack.
 
     Args:
         live: The nodes of a fleet.
@@ -24,8 +24,10 @@ def with_known_links(live: Topology, known: Topology, *, origin: str = "the topo
     Raises:
         RequestError: None of the nodes is in it.
     """
-    by_name = {key: node for node in known.nodes for key in (node.id, node.address) if key}
-    found = {node.id: by_name.get(node.address) or by_name.get(node.id) for node in live.nodes}
+    by_name = {node.id: node for node in known.nodes}
+    by_address = {node.address: node for node in known.nodes if node.address}
+    # Several nodes may share a host and its address: a name says more, where the file was made of this very cluster.
+    found = {node.id: by_name.get(node.id) or by_address.get(node.address) for node in live.nodes}
     if not any(found.values()):
         raise RequestError(
             f"{origin}: it has none of the cluster's nodes; they have the addresses "
@@ -53,7 +55,11 @@ def _joined(live: Node, known: Node | None) -> Node:
         disks=known.disks,
         nics=known.nics,
         rack=known.rack,
-        switches=tuple(switch for switch in known.switches if present.issuperset(switch.gpus)),
+        switches=tuple(
+            replace(switch, gpus=tuple(gpu for gpu in switch.gpus if gpu in present))
+            for switch in known.switches
+            if present.intersection(switch.gpus)
+        ),
         host=known.host,
     )
 

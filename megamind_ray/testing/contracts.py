@@ -5,6 +5,8 @@ A plug-in author writes ``class TestMyPlane(DataPlaneContract)`` with a ``plane`
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,12 @@ class DataPlaneContract:
         assert got.dtype == np.uint8
         assert np.array_equal(got, data)
 
+    def test_one_block_is_fetched_while_others_are_put(self, plane: DataPlane) -> None:
+        handles = [plane.put(np.full(1000, number, np.uint8)) for number in range(4)]
+        with ThreadPoolExecutor(4) as threads:
+            got = threads.map(lambda handle: plane.fetch(handle, timeout_s=_TIMEOUT_S), handles)
+            assert [int(block[0]) for block in got] == [0, 1, 2, 3]
+
     def test_blocks_come_in_the_order_they_were_asked_for(self, plane: DataPlane) -> None:
         handles = [plane.put(np.full(1000 + number, number, np.uint8)) for number in range(5)]
         got = plane.get(handles[::-1], timeout_s=_TIMEOUT_S)
@@ -53,6 +61,9 @@ class DataPlaneContract:
         (got,) = plane.get([plane.put(np.zeros(200_000, np.uint8))], timeout_s=_TIMEOUT_S)
         with pytest.raises(ValueError, match="read-only"):
             got[0] = 1
+        fetched = plane.fetch(plane.put(np.zeros(200_000, np.uint8)), timeout_s=_TIMEOUT_S)
+        with pytest.raises(ValueError, match="read-only"):
+            fetched[0] = 1
 
     def test_nothing_asked_for_is_nothing_got(self, plane: DataPlane) -> None:
         assert plane.get([], timeout_s=_TIMEOUT_S) == []

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from megamind_ray.actors.agent_load import AgentLoad
-from megamind_ray.actors.block_pool import BlockPool, PoolClosedError
+from megamind_ray.actors.block_pool import PoolClosedError
 from megamind_ray.actors.messages import Consumer, Delivery, ExtentFailure, rank_consumer
+from megamind_ray.actors.relays import Peer
 from megamind_ray.config import Config, load_config
 from megamind_ray.core.ids import ExtentId, Generation, LoadId, NodeId, Rank
 from megamind_ray.core.manifest import Manifest
@@ -39,7 +40,16 @@ BOUND_S = 30.0
 class SmallCluster:
     """Agents and sessions of one load; ``pull`` does what a GPU worker does."""
 
-    def __init__(self, folder: Path, parallel: Parallel, *, gpus_per_node: int, keep: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parallel: Parallel,
+        *,
+        gpus_per_node: int,
+        keep: bool = False,
+        blocks_in_pool: int = 0,
+        peer: Peer | None = None,
+    ) -> None:
         overrides = {
             "io": {"chunk_bytes": 64 * 1024, "extent_bytes": 128 * 1024, "pool_extent_bytes": 128 * 1024},
             "routing": {"force_pool": True},
@@ -56,14 +66,15 @@ class SmallCluster:
         self.home = {Rank(row["rank"]): NodeId(row["node"]) for row in self.plan.tables["ranks"].to_pylist()}
         kept = choose_keep_blocks(self.plan, self.topology, self.config) if keep else {}
         self.agents: dict[NodeId, AgentLoad] = {}
-        peers = {node.id: _Direct(self.agents, node.id) for node in self.topology.nodes}
+        peers = {node.id: peer or _Direct(self.agents, node.id) for node in self.topology.nodes}
+        largest = int(self.plan.tables["blocks"]["nbytes"].to_numpy().max())
         for node in self.topology.nodes:
             program = compile_agent(
                 self.plan,
                 self.manifest,
                 node.id,
                 LOAD,
-                credit_bytes=MIB,
+                credit_bytes=blocks_in_pool * largest or MIB,
                 keep_blocks=kept.get(node.id, np.zeros(0, np.int64)),
             )
             others = {other: peer for other, peer in peers.items() if other != node.id}
@@ -159,8 +170,8 @@ Build = Callable[..., SmallCluster]
 def build(folder: Path) -> Iterator[Build]:
     clusters: list[SmallCluster] = []
 
-    def make(parallel: Parallel, *, gpus_per_node: int, keep: bool = False) -> SmallCluster:
-        clusters.append(SmallCluster(folder, parallel, gpus_per_node=gpus_per_node, keep=keep))
+    def make(parallel: Parallel, **more: Any) -> SmallCluster:
+        clusters.append(SmallCluster(folder, parallel, **more))
         return clusters[-1]
 
     yield make
@@ -241,19 +252,12 @@ def test_a_block_leaves_its_reader_once_in_each_direction_however_many_need_it(b
         assert num_bytes == below * (place < 3) + above * (place > 0)
 
 
-def test_a_line_of_small_pools_never_waits_in_a_circle(folder: Path) -> None:
-    """Each pool holds two blocks in each budget, and all nodes have something for all others."""
-    cluster = SmallCluster(folder, Parallel(dp=5), gpus_per_node=1)
-    largest = int(cluster.plan.tables["blocks"]["nbytes"].to_numpy().max())
-    for node, agent in cluster.agents.items():
-        sides = cluster.agents[node]._sides
-        agent._pool = BlockPool(credit_bytes=8 * largest, sides=sides, node=node)
+def test_a_line_of_small_pools_never_waits_in_a_circle(build: Build, folder: Path) -> None:
+    """A pool in the middle holds one block from each side, and all nodes have something for all others."""
+    cluster = build(Parallel(dp=5), gpus_per_node=1, blocks_in_pool=4)
     cluster.start()
-    try:
-        cluster.pull_all()
-        assert_exact(cluster, folder)
-    finally:
-        cluster.close()
+    cluster.pull_all()
+    assert_exact(cluster, folder)
 
 
 def test_kept_blocks_hold_every_byte_once_they_were_delivered(build: Build) -> None:
@@ -384,9 +388,8 @@ def test_a_relay_that_breaks_off_is_told_whatever_broke_it(build: Build) -> None
         ) -> tuple[Delivery, ...] | None:
             raise ZeroDivisionError("a bug in the wire")
 
-    cluster = build(Parallel(tp=4), gpus_per_node=2)
+    cluster = build(Parallel(tp=4), gpus_per_node=2, peer=Broken())
     agent = cluster.agents[NodeId("n0")]
-    agent._peers = {NodeId("n1"): Broken()}
     assert agent.status().error is None
     agent.start()
     for relay in [thread for thread in agent._threads if thread.name.startswith("relay")]:

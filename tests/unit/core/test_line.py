@@ -32,6 +32,7 @@ def test_without_a_line_each_node_is_served_by_itself() -> None:
     node_of_rank = _ranks("a", "b", "c")
     assert Line().takers(NODES[0], node_of_rank, node_of_rank) == {"a": (0,), "b": (1,), "c": (2,)}
     assert Line().hops(NODES[0], NODES[:3]) == [("a", "b"), ("a", "c")]
+    assert Line().source(NODES[2], NODES[0], NODES[:3]) == "a"
 
 
 def test_a_line_that_lacks_a_node_is_none() -> None:
@@ -63,6 +64,9 @@ def test_every_rank_is_reached_once_over_the_planned_hops(
     assert sorted(reached) == list(node_of_rank)
     assert sorted(taken) == sorted(line.hops(reader, set(homes)))
     assert {target for _, target in taken} == set(homes) - {reader}
+    for source, target in taken:
+        assert line.source(target, reader, line.next_to(target, set(homes))) == source
+        assert line.source(target, reader, set(homes)) == source
     assert len(taken) == len(set(homes) - {reader})
     # What is taken in from one side is only ever handed on to the other.
     both: tuple[Budget, ...] = ("up", "down")

@@ -12,8 +12,8 @@ from megamind_ray.planning.known_links import with_known_links
 from megamind_ray.planning.line import line_of
 
 
-def _node(name: str, rack: str | None = None, **more: object) -> Node:
-    gpus = (Gpu(index=0, memory_bytes=10, free_bytes=5),)
+def _node(name: str, rack: str | None = None, num_gpus: int = 1, **more: object) -> Node:
+    gpus = tuple(Gpu(index=index, memory_bytes=10, free_bytes=5) for index in range(num_gpus))
     return Node(id=NodeId(name), gpus=gpus, memory_bytes=1, pool_bytes=1, rack=rack, **more)  # type: ignore[arg-type]
 
 
@@ -41,7 +41,7 @@ def test_live_nodes_get_the_links_of_those_with_their_address() -> None:
     nic = Nic(name="eth0", bytes_per_s=1e9)
     known = Topology(
         nodes=(
-            _node("first", "x", address="10.0.0.1", nics=(nic,), switches=(Switch(gpus=(0,), bytes_per_s=5.0),)),
+            _node("first", "x", 2, address="10.0.0.1", nics=(nic,), switches=(Switch(gpus=(0, 1), bytes_per_s=5.0),)),
             _node("other", "y", address="10.0.0.9"),
         ),
         racks=(Rack(name="x", uplink_bytes_per_s=3.0),),
@@ -55,9 +55,16 @@ def test_live_nodes_get_the_links_of_those_with_their_address() -> None:
     assert [node.id for node in found.nodes] == ["f00", "ba5"]
     assert (found.nodes[0].rack, found.nodes[0].nics) == ("x", (nic,))
     assert found.nodes[0].gpus[0].free_bytes == 5
-    assert found.nodes[0].switches == known.nodes[0].switches
+    # Of the two GPUs of the switch one is there.
+    assert found.nodes[0].switches == (Switch(gpus=(0,), bytes_per_s=5.0),)
     assert found.nodes[1] == live.nodes[1]
     assert (found.racks, found.links, found.storage) == (known.racks, known.links, known.storage)
+
+
+def test_nodes_on_one_host_are_told_apart_by_their_names() -> None:
+    known = Topology(nodes=(_node("one", "x", address="10.0.0.1"), _node("two", "y", address="10.0.0.1")))
+    live = Topology(nodes=(_node("two", address="10.0.0.1"), _node("one", address="10.0.0.1")))
+    assert [node.rack for node in with_known_links(live, known).nodes] == ["y", "x"]
 
 
 def test_a_file_of_another_cluster_is_refused() -> None:
