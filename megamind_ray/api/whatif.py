@@ -80,9 +80,13 @@ class Study:
         return build_plan(self._manifest, demands, case.topology, config=case.config, keep=case.keep, readers=readers)
 
     def _readers(self, case: Case) -> list[NodeId] | None:
-        """The nodes with disks, where some have none and the checkpoint is a path; None: all."""
+        """The nodes with disks, where others have none and no storage that all share; None: all.
+
+        A checkpoint on a path can lie nowhere else.
+        """
         with_disks = [node.id for node in case.topology.nodes if node.disks]
-        if case.config.io.is_remote(self._manifest.root) or len(with_disks) in (0, len(case.topology.nodes)):
+        remote = case.config.io.is_remote(self._manifest.root)
+        if remote or case.topology.storage is not None or len(with_disks) in (0, len(case.topology.nodes)):
             return None
         return with_disks
 

@@ -9,7 +9,9 @@ import pytest
 from megamind_ray.api.shapes import open_shapes
 from megamind_ray.api.whatif import Case, Study
 from megamind_ray.config import Config
+from megamind_ray.core.ids import NodeId
 from megamind_ray.core.parallel import Parallel
+from megamind_ray.core.topology import Storage, Topology
 from megamind_ray.planning import preset
 
 SMALL = Case(label="tp=4", parallel=Parallel(tp=4), topology=preset("4x-rtx-4090"), config=Config())
@@ -37,6 +39,17 @@ def test_a_case_that_does_not_fit_says_why(llama: Study) -> None:
     assert not outcome.fits
     assert outcome.seconds is None
     assert "needs 8 GPUs" in outcome.problem
+
+
+@pytest.mark.parametrize(("storage", "readers"), [(None, {"n0"}), (Storage(bytes_per_s=10e9), {"n0", "n1"})])
+def test_nodes_without_disks_read_only_what_is_on_storage_that_all_share(
+    llama: Study, storage: Storage | None, readers: set[str]
+) -> None:
+    (node,) = preset("4x-rtx-4090").nodes
+    nodes = (replace(node, id=NodeId("n0")), replace(node, id=NodeId("n1"), disks=()))
+    case = replace(SMALL, parallel=Parallel(tp=8), topology=Topology(nodes=nodes, storage=storage))
+
+    assert set(llama.plan(case).tables["extents"]["node"].to_pylist()) == readers
 
 
 def test_the_nearest_layout_is_one_that_can_be_planned(llama: Study) -> None:
