@@ -97,7 +97,7 @@ class LocalSource(OpenSource):
         return self._direct_fd_for(offset, num_bytes, past_cache=False) is not None
 
     def is_in_memory(self, offset: int, num_bytes: int) -> bool:
-        return self._probe is not None and self._probe.is_cached(offset, num_bytes)
+        return self._probe is not None and self._probe.is_cached(offset, num_bytes, unknown=False)
 
     def current_version(self) -> FileVersion:
         return _version(os.fstat(self._fd))

@@ -52,29 +52,35 @@ class PageCacheProbe:
         if address is not None:
             _libc().munmap(address, self._size_bytes)
 
-    def is_cached(self, offset: int, num_bytes: int) -> bool:
-        """Whether all sampled pages of ``[offset, offset + num_bytes)`` are in memory."""
+    def is_cached(self, offset: int, num_bytes: int, *, unknown: bool = True) -> bool:
+        """Whether all sampled pages of ``[offset, offset + num_bytes)`` are in memory.
+
+        Args:
+            offset: Of the range.
+            num_bytes: Of the range.
+            unknown: The answer where the kernel refuses to tell. As if they were, bytes are read as everybody does.
+        """
         if num_bytes <= 0:
             return True
         if self._address is None:
-            return self._answers_at_once(offset + random.randrange(num_bytes))
+            return self._answers_at_once(offset + random.randrange(num_bytes), unknown)
         resident = ctypes.create_string_buffer(1)
         step = max(1, (num_bytes - 1) // (_NUM_SAMPLES - 1))
         for place in range(offset, offset + num_bytes, step):
             page = place // mmap.PAGESIZE * mmap.PAGESIZE
             if _libc().mincore(self._address + page, 1, resident):
-                return True  # the kernel refuses to tell: read as everybody does
+                return unknown
             if not resident.raw[0] & 1:
                 return False
         return True
 
-    def _answers_at_once(self, offset: int) -> bool:
+    def _answers_at_once(self, offset: int, unknown: bool) -> bool:
         try:
             return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
         except BlockingIOError:
             return False
         except OSError:  # the file system knows no such flag
-            return True
+            return unknown
 
 
 @cache

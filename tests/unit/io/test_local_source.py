@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megamind_ray.config import DirectMode
-from megamind_ray.io import LocalSource, ShortReadError, crc32, local_source
+from megamind_ray.io import LocalSource, ShortReadError, crc32, local_source, page_cache
 from megamind_ray.io.page_cache import PageCacheProbe
 from megamind_ray.units import KIB, MIB
 
@@ -237,6 +238,23 @@ def test_a_probe_without_a_mapping_asks_with_a_read(path: Path, monkeypatch: pyt
         probe.close()
     finally:
         os.close(fd)
+
+
+def test_what_the_kernel_does_not_tell_is_read_neither_past_the_cache_nor_as_if_it_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of somebody else on an overlay: the one costs a copy that fails, the other most of the reads in flight."""
+
+    def refuses(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "no such flag")
+
+    path = tmp_path / "file"
+    path.write_bytes(bytes(MIB))
+    monkeypatch.setattr(page_cache, "_mincore_is_honest", lambda _: False)
+    monkeypatch.setattr(page_cache.os, "preadv", refuses)
+    with LocalSource(path) as source:
+        assert not source.is_in_memory(0, MIB)
+        assert not source.prefers_long_reads(0, MIB)
 
 
 def test_what_was_just_written_is_in_memory_unless_nobody_looks(tmp_path: Path) -> None:
