@@ -7,10 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from megamind_ray.config import Config
 from megamind_ray.core.demands import Demands, Int64Array
 from megamind_ray.core.ids import NodeId
+from megamind_ray.core.line import Line, credit_limits
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.topology import Node, Topology
@@ -31,6 +33,7 @@ from megamind_ray.planning.grid import ChunkUse, Grid, chunk_use, rows_of
 from megamind_ray.planning.line import line_of
 from megamind_ray.planning.topology_dump import dump_topology
 from megamind_ray.planning.transfers import transfer_costs, transfer_load
+from megamind_ray.policies.costs import Float64Array
 from megamind_ray.policies.placement.base import PlacementPolicy, PlacementRequest, Seat
 from megamind_ray.policies.placement.makespan import Makespan
 from megamind_ray.policies.registry import placement_policy, routing_policy
@@ -79,6 +82,7 @@ def build_plan(
     pieces = cut(demands, grid, node_of_rank, apart=wanted.allow_direct, by_chunk=(rows, use))
     policy = routing or routing_policy(config.routing)
     routes = _routes(wanted.routing_request(request, pieces, seats), policy, node_of_rank)
+    line = _line(pieces, routes, topology, node_of_rank)
     plan = Plan(
         uri=manifest.uri,
         root=manifest.root,
@@ -97,11 +101,11 @@ def build_plan(
         disk_tensors=tuple(manifest.tensors),
         bytes_total=demands.bytes_total,
         bytes_to_device=_bytes_to_device(pieces),
-        pool_need_bytes=_pool_need(pieces, routes, topology, manifest, config),
+        pool_need_bytes=_pool_need(pieces, routes, line, topology, manifest, config),
         keep=keep,
         is_referenced=manifest.reference is not None,
         topology=dump_topology(topology),
-        line=_line(pieces, routes, topology, node_of_rank),
+        line=line,
     )
     return replace(plan, notes=tuple(_notes(plan, topology, config)))
 
@@ -125,6 +129,13 @@ class _Wanted:
     def is_remote(self) -> bool:
         return self.config.io.is_remote(self.manifest.root)
 
+    @property
+    def can_read(self) -> npt.NDArray[np.bool_] | None:
+        """By node; None: all can."""
+        if self.readers is None:
+            return None
+        return np.array([node.id in self.readers for node in self.topology.nodes])
+
     def grid(self) -> Grid:
         """The grid of chunks. How long extents may be is known when it is known which pools they pass."""
         reference = self.manifest.reference
@@ -139,7 +150,13 @@ class _Wanted:
 
     def with_extents(self, grid: Grid, node_of_rank: Int64Array) -> Grid:
         through_pool, own = extent_lengths(
-            self.topology, node_of_rank, self.config, grid.chunk_bytes, remote=self.is_remote, keep=self.keep
+            self.topology,
+            node_of_rank,
+            self.config,
+            grid.chunk_bytes,
+            remote=self.is_remote,
+            keep=self.keep,
+            readers=None if self.can_read is None else np.flatnonzero(self.can_read),
         )
         return replace(grid, extent_bytes=through_pool, own_extent_bytes=own)
 
@@ -181,9 +198,7 @@ class _Wanted:
             need=pieces.need,
             busy=busy.nodes,
             pool_room_bytes=np.array(room, np.int64) if self.keep else None,
-            readers=None
-            if self.readers is None
-            else np.array([node.id in self.readers for node in self.topology.nodes]),
+            readers=self.can_read,
             allow_direct=self.allow_direct,
             min_direct_bytes=self.config.routing.min_direct_bytes,
         )
@@ -219,33 +234,53 @@ def _line(pieces: Cut, routes: RoutingDecision, topology: Topology, node_of_rank
 
 
 def _pool_need(
-    pieces: Cut, routes: RoutingDecision, topology: Topology, manifest: Manifest, config: Config
+    pieces: Cut,
+    routes: RoutingDecision,
+    line: Sequence[NodeId],
+    topology: Topology,
+    manifest: Manifest,
+    config: Config,
 ) -> dict[str, int]:
     """By node, the bytes of all blocks that pass through its pool: those it cuts and those it takes in for its ranks.
 
     Raises:
-        CapacityError: The blocks of one extent are more than a pool may take.
+        CapacityError: The blocks of one extent are more than a pool may take of such at a time.
     """
     owner, node = pieces.set_nodes.explode(np.arange(len(pieces.set_nodes), dtype=np.int64))
     reader = routes.node[pieces.block_extent]
     through_pool = ~routes.direct[pieces.block_extent]
+    order = Line(line)
     need: dict[str, int] = {}
     for index, item in enumerate(topology.nodes):
         consumed = np.zeros(len(pieces.set_nodes), np.bool_)
         consumed[owner[node == index]] = True
-        blocks = np.flatnonzero(through_pool & ((reader == index) | consumed[pieces.block_consumers]))
-        if len(blocks):
-            at_once = np.bincount(pieces.block_extent[blocks], weights=pieces.block_nbytes[blocks])
-            _check_pool(item, config, int(at_once.max()), int(at_once.argmax()), pieces, manifest)
-            need[item.id] = int(pieces.block_nbytes[blocks].sum())
+        read = through_pool & (reader == index)
+        taken = through_pool & (reader != index) & consumed[pieces.block_consumers]
+        if not (read | taken).any():
+            continue
+        sources = [topology.nodes[position].id for position in np.unique(reader[taken]).tolist()]
+        sides = order.sides(item.id, sources) if line else ()
+        limits = credit_limits(pool_budget_bytes(item, config), sides)
+        at_once = np.zeros(len(pieces.begin))
+        np.add.at(at_once, pieces.block_extent[read], pieces.block_nbytes[read])
+        _check_pool(item, config, at_once, limits["read"], pieces, manifest)
+        # What is taken in comes block by block.
+        at_once[:] = 0
+        np.maximum.at(at_once, pieces.block_extent[taken], pieces.block_nbytes[taken])
+        _check_pool(item, config, at_once, min((limits[side] for side in sides), default=0), pieces, manifest)
+        need[item.id] = int(pieces.block_nbytes[read | taken].sum())
     return need
 
 
-def _check_pool(node: Node, config: Config, at_once: int, extent: int, pieces: Cut, manifest: Manifest) -> None:
-    if at_once > pool_budget_bytes(node, config):
+def _check_pool(
+    node: Node, config: Config, at_once: Float64Array, limit_bytes: int, pieces: Cut, manifest: Manifest
+) -> None:
+    """Refuses a pool that is too small for what comes into it at once, by extent."""
+    if at_once.max(initial=0.0) > limit_bytes:
+        extent = int(at_once.argmax())
         path = manifest.files[int(pieces.file[extent])].path
         what = f"extent {extent} (bytes {pieces.begin[extent]}-{pieces.end[extent]} of {path})"
-        raise pool_error(node, config, at_once, what)
+        raise pool_error(node, config, int(at_once[extent]), what, limit_bytes=limit_bytes)
 
 
 def _bytes_to_device(pieces: Cut) -> int:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from megamind_ray.config import Config
 from megamind_ray.core.demands import Demands, Int64Array
+from megamind_ray.core.exchange import ROOM_IN_POOL
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.parallel import Parallel
@@ -40,25 +41,35 @@ def keep_budget_bytes(node: Node, config: Config, *, largest_extent_bytes: int =
     Args:
         node: The node.
         config: For ``pool.max_fraction`` and ``pool.keep_fraction``.
-        largest_extent_bytes: Room for two of these is left for streaming, whatever the configuration says.
+        largest_extent_bytes: Room for four of these is left for streaming, whatever the configuration says.
     """
     budget = pool_budget_bytes(node, config)
-    return max(0, min(int(budget * config.pool.keep_fraction), budget - 2 * largest_extent_bytes))
+    return max(0, min(int(budget * config.pool.keep_fraction), budget - ROOM_IN_POOL * largest_extent_bytes))
 
 
-def pool_error(node: Node, config: Config, needed_bytes: int, what: str) -> CapacityError:
-    """That the blocks of one extent do not fit a node's pool together."""
+def pool_error(node: Node, config: Config, needed_bytes: int, what: str, *, limit_bytes: int) -> CapacityError:
+    """That the blocks of one extent do not fit a node's pool together.
+
+    Args:
+        node: The node.
+        config: For ``pool.max_fraction``.
+        needed_bytes: Of these blocks.
+        what: The extent, in words.
+        limit_bytes: What such blocks may take there: all of the pool's budget, or a part of it.
+    """
     budget = pool_budget_bytes(node, config)
     share, taken = config.pool.max_fraction, node.pool_taken_bytes
+    part = f", {limit_bytes / budget:.0%} of that for such blocks" if limit_bytes < budget else ""
+    enough_bytes = needed_bytes * (budget / limit_bytes if limit_bytes else 1)
     less = f" less {format_bytes(taken)} that other models and objects hold" if taken else ""
     return CapacityError(
         f"node {node.id}: {what} puts {format_bytes(needed_bytes)} of blocks into its pool at once; blocks may take "
-        f"{format_bytes(budget)} there ({share:.0%} of the object store's {format_bytes(node.pool_bytes)}{less}); "
-        f"give it an object store of at least {format_bytes((needed_bytes + taken) / share)}, or take a smaller "
-        "io.chunk_bytes",
+        f"{format_bytes(limit_bytes)} there ({share:.0%} of the object store's {format_bytes(node.pool_bytes)}{less}"
+        f"{part}); give it an object store of at least {format_bytes((enough_bytes + taken) / share)}, or take a "
+        "smaller io.chunk_bytes",
         where=f"pool of node {node.id}",
         needed_bytes=needed_bytes,
-        free_bytes=budget,
+        free_bytes=limit_bytes,
     )
 
 

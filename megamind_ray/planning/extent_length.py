@@ -9,7 +9,7 @@ import numpy as np
 
 from megamind_ray.config import Config
 from megamind_ray.core.demands import Int64Array
-from megamind_ray.core.exchange import RANK_BATCH, RELAY_SHARE
+from megamind_ray.core.exchange import RANK_BATCH, RELAY_SHARE, ROOM_IN_POOL
 from megamind_ray.core.topology import Host, Topology
 from megamind_ray.planning.capacity import keep_budget_bytes, pool_budget_bytes
 from megamind_ray.planning.cost import CostModel
@@ -24,7 +24,14 @@ _LONGEST: Final = 4
 
 
 def extent_lengths(
-    topology: Topology, node_of_rank: Int64Array, config: Config, chunk_bytes: int, *, remote: bool, keep: bool
+    topology: Topology,
+    node_of_rank: Int64Array,
+    config: Config,
+    chunk_bytes: int,
+    *,
+    remote: bool,
+    keep: bool,
+    readers: Int64Array | None = None,
 ) -> tuple[int, int]:
     """Longest extent that goes through a pool, and longest one that a rank reads for itself, in whole chunks.
 
@@ -39,9 +46,11 @@ def extent_lengths(
         chunk_bytes: The chunk grid.
         remote: Whether the checkpoint is behind a network.
         keep: Whether blocks are to stay in the pools.
+        readers: Positions of the nodes that can read the checkpoint; None: all that have ranks.
     """
     used, num_ranks = np.unique(node_of_rank, return_counts=True)
-    nodes = [topology.nodes[position] for position in used.tolist()]
+    through = used if readers is None else np.union1d(used, readers)
+    nodes = [topology.nodes[position] for position in through.tolist()]
     room = min(pool_budget_bytes(node, config) - (keep_budget_bytes(node, config) if keep else 0) for node in nodes)
     wanted = config.io.pool_extent_bytes
     if not wanted:
@@ -52,7 +61,8 @@ def extent_lengths(
         most = max(config.io.extent_bytes, int(room * for_reads) // threads)
         wanted = min(most, _wanted(CostModel(topology, remote=remote), used, num_ranks, config))
     pool, own = (
-        max(1, min(nbytes, room // 4) // chunk_bytes) * chunk_bytes for nbytes in (wanted, config.io.extent_bytes)
+        max(1, min(nbytes, room // ROOM_IN_POOL) // chunk_bytes) * chunk_bytes
+        for nbytes in (wanted, config.io.extent_bytes)
     )
     return pool, own
 

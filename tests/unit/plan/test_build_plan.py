@@ -15,6 +15,7 @@ import pytest
 from megamind_ray.config import Config, IoConfig, PlacementConfig, PoolConfig, RoutingConfig
 from megamind_ray.core.demands import Demands, SliceTable
 from megamind_ray.core.ids import LoadId, NodeId, Rank
+from megamind_ray.core.line import credit_limits
 from megamind_ray.core.manifest import FileChecksums, FileInfo, Manifest, Reference
 from megamind_ray.core.parallel import Parallel, Replicate, Rule, Shard
 from megamind_ray.core.plan import TABLES, Plan
@@ -121,6 +122,27 @@ def test_a_pool_too_small_for_a_chunk_is_named_with_the_need(node: MakeNode) -> 
     assert (error.where, error.needed_bytes, error.free_bytes) == ("pool of node n0", 8 * MIB, 6 * MIB)
     assert "extent 0 (bytes 1000-8389608 of model.safetensors)" in error.message
     assert "an object store of at least 10.67 MiB" in error.message
+
+
+def test_a_pool_in_the_middle_of_a_line_needs_room_for_what_comes_from_either_side(node: MakeNode) -> None:
+    """Else the load would begin, and end when the first block from one side does not fit a quarter of the pool."""
+    manifest = checkpoint(64)
+    demands = replicated(manifest, Parallel(dp=3))
+    small, large = 40 / 1024, 48 / 1024
+    with pytest.raises(CapacityError, match="blocks may take 7.50 MiB there") as caught:
+        plan_of(manifest, demands, *(node(name, [80], pool_gib=small) for name in ("n0", "n1", "n2")))
+    assert (caught.value.needed_bytes, caught.value.free_bytes) == (8 * MIB, int(7.5 * MIB))
+    assert plan_of(manifest, demands, *(node(name, [80], pool_gib=large) for name in ("n0", "n1", "n2")))
+
+
+def test_kept_blocks_leave_room_for_what_comes_from_either_side(node: MakeNode) -> None:
+    manifest = checkpoint(64)
+    nodes = tuple(node(name, [80], pool_gib=64 / 1024) for name in ("n0", "n1", "n2"))
+    plan = plan_of(manifest, replicated(manifest, Parallel(dp=3)), *nodes, keep=True)
+    sizes = plan.tables["blocks"]["nbytes"].to_numpy()
+    for name, kept in choose_keep_blocks(plan, Topology(nodes=nodes), Config()).items():
+        left = 48 * MIB - int(sizes[kept].sum())
+        assert credit_limits(left, ("up", "down"))["up"] >= sizes.max(), name
 
 
 def test_a_small_pool_gets_smaller_extents(node: MakeNode) -> None:

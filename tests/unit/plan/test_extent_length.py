@@ -64,6 +64,18 @@ def test_four_of_them_fit_the_smallest_pool(fast: Topology) -> None:
     assert _lengths(small, 8, keep=True)[0] <= through_pool
 
 
+def test_what_a_host_without_ranks_reads_fits_its_pool_too(fast: Topology) -> None:
+    (node,) = fast.nodes
+    host = replace(node, id=NodeId("host"), gpus=(), switches=(), pool_bytes=128 * MIB)
+    ranks = np.zeros(8, np.int64)
+    two = replace(fast, nodes=(node, host))
+    room = 96 * MIB  # that blocks may take on the host
+    for keep in (False, True):
+        for readers in (np.array([1]), np.array([0, 1])):
+            lengths = extent_lengths(two, ranks, Config(), CHUNK_BYTES, remote=False, keep=keep, readers=readers)
+            assert max(lengths) <= room // 4
+
+
 def test_an_extent_is_at_least_a_chunk(fast: Topology) -> None:
     (node,) = fast.nodes
     tiny = replace(fast, nodes=(replace(node, pool_bytes=MIB),))
