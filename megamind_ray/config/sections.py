@@ -43,6 +43,16 @@ def _absolute_mirror(base: str) -> str:
         raise RequestError(f"config io.mirrors: {error.message}") from error
 
 
+def _absolute_file(path: str, field_name: str) -> str:
+    """For a file that is read later, wherever the process is by then."""
+    try:
+        location = parse_location(path)
+    except RequestError as error:
+        raise RequestError(f"config {field_name}: {error.message}") from error
+    _require(location.is_local, field_name, path, "give the path of a file")
+    return location.uri
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IoConfig:
     """Reading from storage.
@@ -192,8 +202,9 @@ class PlanConfig:
     Attributes:
         max_replicated_share: A plan that replicates more of the checkpoint's bytes for want of a rule is refused.
         alignment_bytes: Alignment of each view in the arena.
-        topology: File with the racks and rates of the cluster, as ``megamind topology`` writes it; nodes are matched by
-            address. Empty: nothing is known beside what nodes say of themselves, and all links count as alike.
+        topology: File with the racks and rates of the cluster, as ``megamind topology --cluster`` writes it, read where
+            the load is asked for; nodes are matched by name or address. Empty: nothing is known beside what nodes say
+            of themselves, and all links count as alike.
     """
 
     max_replicated_share: float = 0.30
@@ -213,6 +224,8 @@ class PlanConfig:
             self.alignment_bytes,
             "take a power of two from 16 to 4096",
         )
+        if self.topology:
+            object.__setattr__(self, "topology", _absolute_file(self.topology, "plan.topology"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -197,6 +197,26 @@ def test_mirrors_are_of_the_folder_where_the_configuration_was_made(
     assert replace(sent.io, chunk_bytes=1 << 20).mirrors == sent.io.mirrors
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("fleet.toml", "{cwd}/fleet.toml"), ("~/fleet.toml", "/home/ada/fleet.toml"), ("/f.toml", "/f.toml"), ("", "")],
+)
+def test_a_topology_file_is_of_the_folder_where_the_configuration_was_made(
+    given: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ada")
+    made = load_config(overrides={"plan": {"topology": given}}, environ={})
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickle.dumps(made)).plan.topology == meant.format(cwd=tmp_path)
+
+
+@pytest.mark.parametrize("given", ["s3://b/fleet.toml", "ftp://h/fleet.toml", "a\0b"])
+def test_a_topology_that_is_no_file_is_refused(given: str) -> None:
+    with pytest.raises(RequestError, match=r"config plan\.topology"):
+        load_config(overrides={"plan": {"topology": given}}, environ={})
+
+
 def test_a_mirror_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(RequestError, match=r"config io\.mirrors: ftp://h/m: ftp:// is not supported"):
         IoConfig(mirrors=("ftp://h/m",))
