@@ -13,6 +13,7 @@ from megamind_ray.config import Config
 from megamind_ray.core.ids import BlockId, ExtentId, Generation, LoadId, ModelName, NodeId, Rank
 from megamind_ray.core.parallel import Coords, Parallel, Rule
 from megamind_ray.core.report import Fault, Kept, RankReport
+from megamind_ray.core.topology import Topology
 from megamind_ray.errors import MegamindError
 
 __all__ = [
@@ -57,7 +58,11 @@ def node_consumer(node: str) -> Consumer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """What a client asks the planner for."""
+    """What a client asks the planner for.
+
+    Attributes:
+        known: What ``config.plan.topology`` names, read by the client: the planner's node need not have the file.
+    """
 
     uri: str
     parallel: Parallel
@@ -68,6 +73,7 @@ class LoadRequest:
     allow_replication: bool = False
     sidecar: str | bool | None = None
     record: bool = False
+    known: Topology | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,6 @@ from megamind_ray.planning import (
     build_demands,
     build_plan,
     choose_keep_blocks,
-    load_topology,
     pool_budget_bytes,
     with_known_links,
 )
@@ -260,7 +259,7 @@ class Planner:
         with ticket.timed("workers"):
             self._fleet.refresh()
             seen = look_around(self._fleet, manifest, request.config)
-            topology = self._topology_now(request.config.plan.topology)
+            topology = self._topology_now(request)
         with ticket.timed("plan"):
             demands = build_demands(
                 manifest,
@@ -295,7 +294,7 @@ class Planner:
         self._models[name] = self._loaded(transfer, result, report, request)
         return report
 
-    def _topology_now(self, known: str = "") -> Topology:
+    def _topology_now(self, request: LoadRequest) -> Topology:
         """The fleet, with the links of a topology file and what other models' kept blocks take of each pool."""
         topology = self._fleet.topology()
         if not topology.num_gpus:
@@ -304,8 +303,8 @@ class Planner:
                 "GPUs ask for logical ones: `megamind load --num-gpus N` or connect(num_gpus=N) where that starts Ray, "
                 "`ray start --num-gpus N` where Ray runs already"
             )
-        if known:
-            topology = with_known_links(topology, load_topology(known), origin=known)
+        if request.known is not None:
+            topology = with_known_links(topology, request.known, origin=request.config.plan.topology)
         kept: Counter[NodeId] = Counter()
         for model in self._models.values():
             kept.update(self._kept_bytes(model))

@@ -151,7 +151,7 @@ class Cluster:
             on_progress: Called about three times a second on this thread.
 
         Raises:
-            RequestError: The checkpoint or the mesh cannot be loaded as asked.
+            RequestError: The checkpoint or the mesh cannot be loaded as asked, or ``plan.topology`` cannot be read.
             CapacityError: It does not fit.
             IntegrityError: Bytes are wrong.
             SourceError: Storage failed after all retries.
@@ -159,8 +159,10 @@ class Cluster:
             MegamindError: The load was done, and its record could not be written; the model stays loaded.
         """
         from megamind_ray.actors.messages import LoadRequest
+        from megamind_ray.planning import resolve_topology
 
         self._require_open()
+        topology = self._config.plan.topology
         request = LoadRequest(
             uri=_absolute(uri),
             parallel=parallel or Parallel(),
@@ -171,6 +173,7 @@ class Cluster:
             allow_replication=allow_replication,
             sidecar=sidecar if sidecar is None or isinstance(sidecar, bool) else _absolute(sidecar),
             record=record is not None,
+            known=resolve_topology(topology) if topology else None,
         )
         with record_folder(record) as folder:
             on_record = None if folder is None else partial(write_record, folder)

@@ -107,7 +107,7 @@ def load_command(
         # Before anything is started: mistakes in options and files.
         from megamind_ray.config import load_config
         from megamind_ray.core.parallel import Parallel
-        from megamind_ray.planning import load_rules
+        from megamind_ray.planning import load_rules, resolve_topology
         from megamind_ray.report.tables import report_tables
 
         settings = load_config(config, {"io": {"mirrors": mirror}} if mirror else None, profile=False)
@@ -129,6 +129,8 @@ def load_command(
             "config": settings,
         }
         _require_writable(report)
+        if settings.plan.topology:
+            resolve_topology(settings.plan.topology)
         if record is not None:
             from megamind_ray.api.record import record_folder
 
@@ -138,7 +140,7 @@ def load_command(
 
             check_mirrors(uri, settings.io.mirrors, retry=settings.retry)
         if _starts_cluster(address):
-            _check_request(uri, wanted, settings)
+            _check_request(uri, wanted, settings, num_gpus)
         measured = _load(uri, wanted, address, fleet_options)
         written: list[str] = []
         if report is not None:
@@ -157,11 +159,11 @@ def _starts_cluster(address: str | None) -> bool:
     return find_cluster(address, ray_address=ray_address()) is None
 
 
-def _check_request(uri: str, wanted: Mapping[str, Any], settings: Config) -> None:
+def _check_request(uri: str, wanted: Mapping[str, Any], settings: Config, num_gpus: int | None) -> None:
     """Looks at the checkpoint and the mesh as the planner will; that would say no some seconds later, in a new cluster.
 
     Raises:
-        RequestError: There is no checkpoint, or the mesh does not fit the model.
+        RequestError: There is no checkpoint, or the mesh does not fit the model or ``--num-gpus``.
         IntegrityError: A header is wrong.
         SourceError: The storage does not answer.
     """
@@ -178,6 +180,11 @@ def _check_request(uri: str, wanted: Mapping[str, Any], settings: Config) -> Non
         max_replicated_share=settings.plan.max_replicated_share,
         allow_replication=wanted["allow_replication"],
     )
+    if num_gpus is not None and num_gpus < wanted["parallel"].world:
+        raise RequestError(
+            f"{wanted['parallel']} needs {wanted['parallel'].world} GPUs, and --num-gpus {num_gpus} starts fewer; give "
+            f"--num-gpus {wanted['parallel'].world}, or take a mesh of at most {num_gpus} ranks"
+        )
 
 
 def _load(uri: str, wanted: Mapping[str, Any], address: str | None, fleet_options: Mapping[str, Any]) -> LoadReport:

@@ -10,12 +10,13 @@ import pytest
 import megamind_ray as mm
 from megamind_ray.actors import measuring
 from megamind_ray.actors.measuring import measure_fleet
-from megamind_ray.config import Config
+from megamind_ray.config import Config, PlanConfig
 from megamind_ray.core.topology import Host
 from megamind_ray.engine.measure import MeasureRequest
 from megamind_ray.engine.measure_topology import measured_topology
 from megamind_ray.errors import RequestError
-from megamind_ray.planning import dump_topology, parse_topology
+from megamind_ray.planning import dump_topology, parse_topology, resolve_topology
+from megamind_ray.testing.checkpoints import llama_checkpoint
 from megamind_ray.units import MIB
 
 
@@ -58,3 +59,19 @@ def test_who_gives_up_waiting_stops_the_nodes(
     with pytest.raises(KeyboardInterrupt):
         measure_fleet("default", MeasureRequest(folder=tmp_path, seconds=60), Config())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_topology_file_of_a_load_is_the_callers_own(
+    cluster: mm.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planner and agents run in another folder, perhaps on another machine, where the path leads nowhere."""
+    folder = llama_checkpoint(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    settings = Config(plan=PlanConfig(topology="fleet.toml"))
+
+    Path("fleet.toml").write_text(dump_topology(cluster.topology()), encoding="utf-8")
+    with mm.connect(cluster.address, config=settings) as caller:
+        caller.load(folder).unload()
+        Path("fleet.toml").write_text(dump_topology(resolve_topology("hgx-h100")), encoding="utf-8")
+        with pytest.raises(RequestError, match=r"fleet\.toml: it has none of the cluster's nodes"):
+            caller.load(folder)

@@ -156,6 +156,18 @@ def test_a_wrong_request_starts_nothing(megamind: Any, cluster: FakeCluster, arg
     assert cluster.connected == {}
 
 
+def test_a_topology_file_that_cannot_be_read_starts_nothing(
+    megamind: Any, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEGAMIND_PLAN_TOPOLOGY", "/no/such.toml")
+
+    result = megamind("load", "x", "--json")
+
+    assert result.code == 2
+    assert "/no/such.toml" in result.document["error"]["message"]
+    assert cluster.connected == {}
+
+
 def test_a_failure_closes_the_cluster_and_exits_with_1(megamind: Any, cluster: FakeCluster) -> None:
     cluster.outcome = ClusterError("the planner is gone")
 
@@ -216,6 +228,15 @@ def test_no_cluster_is_started_for_a_recording_that_is_not_there(
 ) -> None:
     assert megamind("load", checkpoint, "--sidecar", "/no/such.json").code == 2
     assert no_cluster.connected == {}
+
+
+def test_no_cluster_is_started_with_fewer_gpus_than_ranks(
+    megamind: Any, no_cluster: FakeCluster, checkpoint: Path
+) -> None:
+    result = megamind("load", checkpoint, "--tp", "2", "--num-gpus", "1", "--json")
+
+    assert (result.code, no_cluster.connected) == (2, {})
+    assert "give --num-gpus 2" in result.document["error"]["message"]
 
 
 def test_a_request_that_is_right_goes_to_the_cluster_that_is_started(
