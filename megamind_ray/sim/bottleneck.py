@@ -16,7 +16,7 @@ _BUSY: Final = 0.8  # a resource that is busy for longer is what everybody waits
 _REMEDIES: Final = {
     ResourceKind.STORAGE: "storage that gives more bytes a second",
     ResourceKind.REQUESTS: "larger chunks (io.chunk_bytes), or storage that answers more requests a second",
-    ResourceKind.DISK: "a second disk, or shared storage",
+    ResourceKind.DISK: "another disk, or shared storage",
     ResourceKind.NIC_IN: "a faster or a second network interface",
     ResourceKind.NIC_OUT: "a faster or a second network interface",
     ResourceKind.RACK_IN: "a faster uplink, or fewer racks for one model",

@@ -69,7 +69,7 @@ def test_a_slow_disk_is_what_a_load_takes(plan_of: MakePlan, topology_of: MakeTo
     # What is left is one extent's way through the pool, and some calls.
     assert reading_s < report.seconds["total"] < reading_s + 0.2
     assert report.bottleneck.startswith("disks of n0 are busy ")
-    assert "second disk" in report.bottleneck
+    assert "another disk" in report.bottleneck
     assert report.utilisation["disks of n0"] > 0.9
 
 
