@@ -309,7 +309,8 @@ def test_the_default_resolution_is_close_to_exact(
     exact, usual = (
         simulate_plan(plan, topology, config, exact=value).report.seconds["total"] for value in (True, False)
     )
-    assert usual == pytest.approx(exact, rel=0.02)
+    # Over two nodes the two fetches from a peer fall into step, or do not, by less than the resolution.
+    assert usual == pytest.approx(exact, rel=0.03)
 
 
 @pytest.mark.parametrize("parallel", MESHES, ids=str)
