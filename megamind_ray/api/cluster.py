@@ -159,7 +159,7 @@ class Cluster:
             MegamindError: The load was done, and its record could not be written; the model stays loaded.
         """
         from megamind_ray.actors.messages import LoadRequest
-        from megamind_ray.planning import resolve_topology
+        from megamind_ray.planning import load_topology
 
         self._require_open()
         topology = self._config.plan.topology
@@ -173,7 +173,7 @@ class Cluster:
             allow_replication=allow_replication,
             sidecar=sidecar if sidecar is None or isinstance(sidecar, bool) else _absolute(sidecar),
             record=record is not None,
-            known=resolve_topology(topology) if topology else None,
+            known=load_topology(topology) if topology else None,
         )
         with record_folder(record) as folder:
             on_record = None if folder is None else partial(write_record, folder)

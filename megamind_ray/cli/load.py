@@ -107,7 +107,7 @@ def load_command(
         # Before anything is started: mistakes in options and files.
         from megamind_ray.config import load_config
         from megamind_ray.core.parallel import Parallel
-        from megamind_ray.planning import load_rules, resolve_topology
+        from megamind_ray.planning import load_rules, load_topology
         from megamind_ray.report.tables import report_tables
 
         settings = load_config(config, {"io": {"mirrors": mirror}} if mirror else None, profile=False)
@@ -130,7 +130,7 @@ def load_command(
         }
         _require_writable(report)
         if settings.plan.topology:
-            resolve_topology(settings.plan.topology)
+            load_topology(settings.plan.topology)
         if record is not None:
             from megamind_ray.api.record import record_folder
 

@@ -61,17 +61,14 @@ def test_who_gives_up_waiting_stops_the_nodes(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_topology_file_of_a_load_is_the_callers_own(
-    cluster: mm.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Planner and agents run in another folder, perhaps on another machine, where the path leads nowhere."""
+def test_a_load_is_planned_with_a_topology_file_that_has_the_nodes(cluster: mm.Cluster, tmp_path: Path) -> None:
     folder = llama_checkpoint(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    settings = Config(plan=PlanConfig(topology="fleet.toml"))
+    file = tmp_path / "fleet.toml"
+    settings = Config(plan=PlanConfig(topology=str(file)))
 
-    Path("fleet.toml").write_text(dump_topology(cluster.topology()), encoding="utf-8")
+    file.write_text(dump_topology(cluster.topology()), encoding="utf-8")
     with mm.connect(cluster.address, config=settings) as caller:
         caller.load(folder).unload()
-        Path("fleet.toml").write_text(dump_topology(resolve_topology("hgx-h100")), encoding="utf-8")
+        file.write_text(dump_topology(resolve_topology("hgx-h100")), encoding="utf-8")
         with pytest.raises(RequestError, match=r"fleet\.toml: it has none of the cluster's nodes"):
             caller.load(folder)
