@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from megamind_ray.actors.block_pool import BlockPool, PoolClosedError, PooledBlock
 from megamind_ray.actors.dataplane import DataPlane
 from megamind_ray.actors.messages import (
@@ -47,6 +49,12 @@ class _Job:
     program: AgentProgram
     reader: ExtentReader
     cutter: BlockCutter
+
+    def cuts(self, block: int, ranks: Collection[Rank]) -> bool:
+        """Whether it gives this block to these ranks; a fragment has its blocks for some of them only."""
+        blocks = self.program.blocks
+        (rows,) = np.nonzero(blocks.block == block)
+        return len(rows) > 0 and set(ranks) <= set(self.program.consumer_sets[int(blocks.consumers[rows[0]])])
 
 
 class AgentLoad:
@@ -316,24 +324,26 @@ class AgentLoad:
 
     def _cut_anew(self, delivery: Delivery) -> None:
         """Reads the extent of a block that arrived wrong once more; gives up after as many tries as a read has."""
+        block, ranks = delivery.block, delivery.ranks
         with self._lock:
-            self._rejected[delivery.block, delivery.ranks] += 1
-            count = self._rejected[delivery.block, delivery.ranks]
-            job = next((job for job in reversed(self._jobs) if delivery.block in job.program.blocks.block), None)
+            self._rejected[block, ranks] += 1
+            count = self._rejected[block, ranks]
+            job = next((job for job in reversed(self._jobs) if job.cuts(block, ranks)), None)
             fault = Fault(
                 kind="block_rejected",
-                where=f"block {delivery.block} of extent {delivery.extent} on node {self._node}",
+                where=f"block {block} of extent {delivery.extent} on node {self._node}",
                 action="read and cut again" if job is not None else "asked of another node",
             )
             self._faults.append(fault)
         self._record.fault(fault)
         if job is None or count >= self._config.retry.attempts:
-            where = f"block {delivery.block} arrived with wrong checksums {count} times"
+            where = f"block {block} arrived with wrong checksums {count} times"
             error = IntegrityError(f"node {self._node}: {where}; check the node's memory", file=str(delivery.extent))
             self._fail(delivery.extent, error, retryable=True)
             return
         row = job.program.extents.extent.tolist().index(delivery.extent)
-        self._spawn("cut-anew", lambda: self._read_extent(job, row, frozenset(delivery.ranks), only=(delivery.block,)))
+        # Not with the delivery itself, whose handle would keep the damaged bytes in the pool.
+        self._spawn("cut-anew", lambda: self._read_extent(job, row, frozenset(ranks), only=(block,)))
 
     def _is_pending(self, job: _Job, row: int) -> bool:
         """Whether the node's own program is still to publish all blocks that a fragment's extent gives."""

@@ -127,20 +127,31 @@ class Relays:
             CapacityError: A block is larger than what the pool has for such.
             ClusterError: The other node does not answer, or a block is lost.
         """
-        acked: list[int] = []
-        while not self._stop.is_set():
-            deliveries = self._peers[peer].exchange(
-                self._load,
-                node_consumer(self._node),
-                acked,
-                limit=RELAY_BATCH,
-                timeout_s=self._deadlines.poll_s,
-            )
-            if deliveries is None:  # the load has ended there, and will be here
-                return
-            acked = [delivery.serial for delivery in deliveries]
-            for delivery in deliveries:
-                self._take_in(peer, delivery)
+        acked: list[int] | None = []
+        while acked is not None and not self._stop.is_set():
+            acked = self._take_batch(peer, acked)
+
+    def _take_batch(self, peer: NodeId, acked: Sequence[int]) -> list[int] | None:
+        """Acks one batch and takes in the next one; gives what to ack with the next call.
+
+        Nothing else of a batch is left by then: a handle that waits with that call keeps bytes in the peer's pool that
+        count as free there.
+
+        Returns:
+            None: the load has ended there, and will be here.
+        """
+        deliveries = self._peers[peer].exchange(
+            self._load,
+            node_consumer(self._node),
+            acked,
+            limit=RELAY_BATCH,
+            timeout_s=self._deadlines.poll_s,
+        )
+        if deliveries is None:
+            return None
+        for delivery in deliveries:
+            self._take_in(peer, delivery)
+        return [delivery.serial for delivery in deliveries]
 
     def _take_in(self, peer: NodeId, delivery: Delivery) -> None:
         """Puts a replica of another node's block into this node's pool, for its ranks and those of nodes further on."""

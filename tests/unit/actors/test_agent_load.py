@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -237,6 +238,17 @@ def test_nothing_is_left_in_the_pool_unless_it_is_kept(build: Build) -> None:
     assert cluster.plane.live_bytes == 0
 
 
+def test_a_relay_that_waits_keeps_no_block_of_its_peer(build: Build) -> None:
+    """Its bytes would stay in the peer's pool, while their credit is given to others."""
+    cluster = build(Parallel(dp=3), gpus_per_node=1)
+    cluster.start()
+    cluster.pull_all()
+    until_s = monotonic() + BOUND_S
+    while cluster.plane.live_bytes and monotonic() < until_s:
+        threading.Event().wait(0.01)
+    assert cluster.plane.live_bytes == 0
+
+
 def test_a_block_leaves_its_reader_once_in_each_direction_however_many_need_it(build: Build, folder: Path) -> None:
     cluster = build(Parallel(dp=4), gpus_per_node=1)
     cluster.start()
@@ -312,6 +324,37 @@ def test_a_damaged_block_is_cut_anew_and_the_fault_is_told(build: Build, folder:
     status = agent.status()
     assert [fault.kind for fault in status.faults] == ["block_rejected", "block_rejected"]
     assert status.failures == ()
+
+
+def test_a_damaged_block_is_cut_anew_for_its_rank_after_it_was_read_again_for_another(
+    build: Build, folder: Path
+) -> None:
+    cluster = build(Parallel(dp=2), gpus_per_node=2)
+    cluster.start()
+    ((node, agent),) = cluster.agents.items()
+    cluster.sessions[Rank(1)] = cluster.new_session(Rank(1))
+    agent.reset_rank(Rank(1), Generation(1))
+    fragment = compile_agent(
+        cluster.plan,
+        cluster.manifest,
+        node,
+        LOAD,
+        credit_bytes=MIB,
+        keep_blocks=np.zeros(0, np.int64),
+        extents=[ExtentId(row["extent"]) for row in cluster.plan.tables["extents"].to_pylist()],
+        ranks=[Rank(1)],
+    )
+    agent.read_again(fragment, [Rank(1)])
+    cluster.plane.corrupt_next_gets = 1
+    cluster.pull(Rank(0), at_most=1)
+    pulls = [threading.Thread(target=cluster.pull, args=args, daemon=True) for args in ((Rank(0), 0), (Rank(1), 1))]
+    for pull in pulls:
+        pull.start()
+    for pull in pulls:
+        pull.join(BOUND_S)
+        assert not pull.is_alive(), "a rank still waits for blocks"
+    assert_exact(cluster, folder)
+    assert [fault.kind for fault in agent.status().faults] == ["block_rejected"]
 
 
 def test_a_block_that_all_ranks_of_a_node_find_damaged_once_is_no_failure(build: Build, folder: Path) -> None:
