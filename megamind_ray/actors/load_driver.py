@@ -209,13 +209,16 @@ class LoadDriver:
 
     def _replace_worker(self, rank: Rank, generation: Generation) -> None:
         node, gpu = self._gpu_of[rank]
+        load, agent = self._transfer.load, self._fleet.agents[node]
+        # Until it is there, what comes for it holds no credit: nodes further on would wait for the worker's start.
+        if not self._tell(node, agent.retire_rank.remote(load, rank, Generation(generation - 1)), "dropping a mailbox"):
+            return
         try:
             self._workers[rank] = self._fleet.replace_worker((node, gpu), self._workers[rank])
         except MegamindError as error:
             self._events.append(ev.RankFailed(rank=rank, generation=generation, error=error))
             return
-        reset = self._fleet.agents[node].reset_rank.remote(self._transfer.load, rank, generation)
-        if self._tell(node, reset, f"giving rank {rank} a new mailbox"):
+        if self._tell(node, agent.reset_rank.remote(load, rank, generation), f"giving rank {rank} a new mailbox"):
             self._events.append(ev.WorkerReady(rank=rank, generation=generation))
 
     def _read_again(self, instruction: ins.ReadAgain) -> None:

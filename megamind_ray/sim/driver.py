@@ -119,6 +119,7 @@ class Driver:
                 clock.at(clock.now_s + self._call_s / 2, self.agents[node].start)
                 yield clock.sleep(self._call_s)
             case ins.ReplaceWorker(rank=rank, generation=generation):
+                self._agent_of(rank).pool.retire(rank, Generation(generation - 1))
                 yield clock.sleep(self._restart_s.get(rank, 0.0) + self._call_s)
                 self._agent_of(rank).pool.reset(rank, generation)
                 self._events.append(ev.WorkerReady(rank=rank, generation=generation))

@@ -272,6 +272,28 @@ def test_a_line_of_small_pools_never_waits_in_a_circle(build: Build, folder: Pat
     assert_exact(cluster, folder)
 
 
+def test_nodes_further_on_do_not_wait_for_the_successor_of_a_lost_worker(folder: Path) -> None:
+    """Its node has room for one block of others: what nobody takes must not keep it."""
+    cluster = SmallCluster(folder, Parallel(dp=3), gpus_per_node=1, blocks_in_pool=4)
+    try:
+        middle = cluster.plan.line[1]
+        lost = next(rank for rank, home in cluster.home.items() if home == middle)
+        cluster.start()
+        cluster.pull(lost, at_most=1)
+        cluster.agents[middle].retire_rank(lost, Generation(0))
+        others = [rank for rank in cluster.home if rank != lost]
+        threads = [threading.Thread(target=cluster.pull, args=(rank,), daemon=True) for rank in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(BOUND_S)
+            assert not thread.is_alive(), "a node waits for the lost worker of another one"
+        for rank in others:
+            cluster.sessions[rank].finish()
+    finally:
+        cluster.close()
+
+
 def test_kept_blocks_hold_every_byte_once_they_were_delivered(build: Build) -> None:
     cluster = build(Parallel(tp=2), gpus_per_node=2, keep=True)
     cluster.start()
