@@ -26,6 +26,7 @@ from megamind_ray.device.memory import host_memory
 from megamind_ray.device.strided import Bytes, Runs, copy_runs
 from megamind_ray.errors import CapacityError, RequestError
 from megamind_ray.io.checksum import crc32
+from megamind_ray.io.pools import submit
 from megamind_ray.units import format_bytes
 
 if TYPE_CHECKING:
@@ -334,7 +335,8 @@ class HostArena(LedgerArena):
             (begin, min(begin + share_bytes, self.budget_bytes)) for begin in range(0, self.budget_bytes, share_bytes)
         ]
         with ThreadPoolExecutor(num_threads, thread_name_prefix="prefault") as pool:
-            list(pool.map(self._take_pages, shares))
+            for taken in [submit(pool, self._take_pages, share) for share in shares]:
+                taken.result()
 
     def _take_pages(self, share: tuple[int, int]) -> None:
         begin, end = share

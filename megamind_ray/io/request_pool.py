@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import TypeVar
+
+from megamind_ray.io.pools import submit
 
 __all__ = ["run_requests"]
 
@@ -43,8 +45,12 @@ def run_requests(
             on_failure()
             raise
 
-    futures = [_pool(num_in_flight).submit(call, item) for item in items]
+    futures: list[Future[Result]] = []
     try:
+        for item in items:
+            if failures:
+                break
+            futures.append(submit(_pool(num_in_flight), call, item))
         wait(futures, return_when=FIRST_EXCEPTION)
     except BaseException:
         on_failure()

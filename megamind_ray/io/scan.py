@@ -15,6 +15,7 @@ from megamind_ray.io.counters import ReadCounters, ReadKind
 from megamind_ray.io.digests import Hasher, new_hasher
 from megamind_ray.io.local_source import DIRECT_ALIGNMENT_BYTES
 from megamind_ray.io.opening import open_source
+from megamind_ray.io.pools import submit
 from megamind_ray.io.retry import call_with_retry, read_with_retry
 from megamind_ray.io.source import Source
 from megamind_ray.io.stop import Stop
@@ -145,7 +146,7 @@ class Scan:
                 # As far from a page border as in the file: then it can be read past the cache without a further copy.
                 phase = begin % DIRECT_ALIGNMENT_BYTES
                 data = buffer[phase : phase + end - begin]
-                running.append((pool.submit(self._sum, source, number, begin, data), buffer, data))
+                running.append((submit(pool, self._sum, source, number, begin, data), buffer, data))
                 if len(running) >= 2 * self._threads:
                     yield take_first()
             while running:
