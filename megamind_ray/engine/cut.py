@@ -14,32 +14,41 @@ from megamind_ray.device.arena import host_buffer
 from megamind_ray.device.strided import Bytes, Runs, copy_runs
 from megamind_ray.io.checksum import crc32
 
-__all__ = ["BlockCutter", "Crc32Array", "CutBlock", "Segment", "segments_of"]
+__all__ = ["BlockCutter", "Crc32Array", "CutBlock", "Move", "Segment", "segments_of"]
 
 Crc32Array = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A row of a segment table.
+class Move:
+    """Runs of one tensor.
 
     Attributes:
-        position: Among the segments of its block.
-        tensor: Plan id of the module tensor.
-        src: Runs in the file, at absolute offsets.
-        block_offset: First byte in the block, where the runs are packed.
-        dst: Runs in the view.
+        tensor: Plan id of the module tensor, or its number in a sink.
+        src: In the file, at absolute offsets.
+        dst: In the view, or in the tensor.
     """
 
-    position: int
     tensor: int
     src: Runs
-    block_offset: int
     dst: Runs
 
     @property
     def nbytes(self) -> int:
         return self.src.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Segment(Move):
+    """A row of a segment table.
+
+    Attributes:
+        position: Among the segments of its block.
+        block_offset: First byte in the block, where the runs are packed.
+    """
+
+    position: int
+    block_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ def segments_of(table: SegmentTable, begin: int, end: int) -> list[Segment]:
     )
     # Plain integers in one go: indexing numpy columns one by one costs ten times as much.
     return [
-        Segment(position, tensor, Runs(src, run, num, stride), block, Runs(dst, run, num, dst_stride))
+        Segment(tensor, Runs(src, run, num, stride), Runs(dst, run, num, dst_stride), position, block)
         for position, tensor, block, src, run, num, stride, dst, dst_stride in zip(
             *(column.tolist() for column in columns), strict=True
         )

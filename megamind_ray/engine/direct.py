@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,7 +13,7 @@ import numpy as np
 from megamind_ray.core.report import Verified
 from megamind_ray.device.arena import WriteTicket
 from megamind_ray.device.strided import Bytes, Runs, copy_runs
-from megamind_ray.engine.cut import Segment
+from megamind_ray.engine.cut import Move
 from megamind_ray.engine.extent_reader import ExtentReader
 
 __all__ = ["Sink", "read_to_sink"]
@@ -40,7 +40,7 @@ class _Straight:
 
 
 def read_to_sink(
-    reader: ExtentReader, sink: Sink, file: int, begin: int, end: int, segments: list[Segment]
+    reader: ExtentReader, sink: Sink, file: int, begin: int, end: int, segments: Sequence[Move]
 ) -> Verified:
     """Reads one extent and puts its segments in place.
 
@@ -85,7 +85,7 @@ def _weaker(left: Verified, right: Verified) -> Verified:
     return left if right == "reference" else right
 
 
-def _straight_ranges(sink: Sink, segments: list[Segment]) -> list[_Straight]:
+def _straight_ranges(sink: Sink, segments: Sequence[Move]) -> list[_Straight]:
     """Contiguous segments, merged where they go on both in the file and in the buffer; ascending."""
     ranges: list[_Straight] = []
     for segment in sorted(segments, key=lambda it: it.src.offset):
@@ -102,7 +102,7 @@ def _straight_ranges(sink: Sink, segments: list[Segment]) -> list[_Straight]:
     return ranges
 
 
-def _whole(straight: list[_Straight], begin: int, end: int, segments: list[Segment]) -> _Straight | None:
+def _whole(straight: list[_Straight], begin: int, end: int, segments: Sequence[Move]) -> _Straight | None:
     """The range that takes a whole extent, if there is one and each byte is needed once."""
     num_needed = sum(segment.nbytes for segment in segments)
     if len(straight) != 1 or num_needed != end - begin or (straight[0].begin, straight[0].end) != (begin, end):
@@ -111,7 +111,7 @@ def _whole(straight: list[_Straight], begin: int, end: int, segments: list[Segme
 
 
 def _choices(
-    reader: ExtentReader, file: int, begin: int, end: int, segments: list[Segment], straight: list[_Straight]
+    reader: ExtentReader, file: int, begin: int, end: int, segments: Sequence[Move], straight: list[_Straight]
 ) -> Iterator[tuple[int, int, _Straight | None]]:
     """The chunks of an extent, each with the range that takes it whole; None where it must be staged."""
     demands = np.array([(it.src.offset, it.src.end) for it in segments], np.int64).reshape(-1, 2)
@@ -126,7 +126,7 @@ def _choices(
         yield piece_begin, piece_end, place
 
 
-def _scatter(sink: Sink, data: Bytes, begin: int, end: int, segments: list[Segment]) -> None:
+def _scatter(sink: Sink, data: Bytes, begin: int, end: int, segments: Sequence[Move]) -> None:
     """Puts what ``[begin, end)`` of the file has of the segments in place."""
     with ExitStack() as under_way:  # whatever happens, nobody gets the staging buffer before the device is done with it
         for segment in segments:
@@ -149,7 +149,7 @@ def _scatter(sink: Sink, data: Bytes, begin: int, end: int, segments: list[Segme
                 under_way.callback(ticket.wait)
 
 
-def _clip(segment: Segment, begin: int, end: int) -> tuple[Runs, Runs] | None:
+def _clip(segment: Move, begin: int, end: int) -> tuple[Runs, Runs] | None:
     """The part of a segment in ``[begin, end)``; only contiguous ones ever lie across its borders."""
     src, dst = segment.src, segment.dst
     if src.end <= begin or end <= src.offset:

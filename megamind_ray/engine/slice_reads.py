@@ -11,33 +11,35 @@ from typing import Final
 import numpy as np
 
 from megamind_ray.config import Config, IoConfig
-from megamind_ray.core.demands import Demands, Int64Array, SliceTable, ViewTable
+from megamind_ray.core.demands import Int64Array, SliceTable
 from megamind_ray.core.manifest import Manifest
-from megamind_ray.core.parallel import Parallel
-from megamind_ray.core.program import BlockTable, FileTable, SegmentTable
+from megamind_ray.core.program import FileTable
 from megamind_ray.core.report import Fault, Verified
 from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.device.arena import host_buffer
 from megamind_ray.device.memory import usable_cores
-from megamind_ray.device.strided import Bytes
-from megamind_ray.engine.cut import BlockCutter
+from megamind_ray.device.strided import Bytes, Runs
+from megamind_ray.engine.cut import Move
 from megamind_ray.engine.direct import Sink, read_to_sink
 from megamind_ray.engine.extent_reader import ExtentReader, SourceOpener
 from megamind_ray.engine.staging import staging_ring
 from megamind_ray.engine.team import run_team
 from megamind_ray.io.counters import ReadTotals
 from megamind_ray.planning.compile import file_table
-from megamind_ray.planning.extents import Cut, cut
 from megamind_ray.planning.geometry import BoxRows
 from megamind_ray.planning.grid import Grid
+from megamind_ray.planning.pieces import Pieces
+from megamind_ray.planning.reads import Pace, cut_reads
 from megamind_ray.units import MIB
 
 __all__ = ["ReadSummary", "SliceRows", "read_slices", "slice_table", "whole_tensors"]
 
 # Looked up before a load: all of them in memory means that all is, or that few reads will have to wait.
 _SAMPLED_SLICES: Final = 8
-# Of an extent that is in memory: with longer ones the last thread works too long alone (docs/design/0010).
+# Of an extent that is in memory: beyond, longer ones save nothing (docs/design/0010).
 _LONGEST_IN_MEMORY_BYTES: Final = 64 * MIB
+# Of the last extents: as long as the work that each costs, whatever it has, is small beside its bytes.
+_SHORTEST_BYTES: Final = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +105,18 @@ def read_slices(
     checks: list[Verified] = []
 
     def read(extent: int) -> None:
-        segments = [segment for row in cutter.rows_of(extent) for segment in cutter.segments_of_row(row)]
-        file, begin, end = (int(column[extent]) for column in (pieces.file, pieces.begin, pieces.end))
-        checks.append(read_to_sink(reader, sink, file, begin, end, segments))
+        file, begin, end = (int(column[extent]) for column in (reads.file, reads.begin, reads.end))
+        first, last = reads.first[extent : extent + 2].tolist()
+        checks.append(read_to_sink(reader, sink, file, begin, end, _moves(reads.pieces, first, last)))
 
     started_s = time.perf_counter()
     try:
         pace = _pace(reader, slices, config.io, manifest.root)
-        pieces = _cut(manifest, slices, files, config.io, pace)
-        cutter = _cutter(pieces)
+        reads = cut_reads(slices, _grid(manifest, files, config.io), pace)
         run_team(
-            range(len(pieces.begin)),
+            range(len(reads)),
             read,
-            num_threads=max(1, min(pace.num_threads, len(pieces.begin))),
+            num_threads=max(1, min(pace.num_threads, len(reads))),
             name="slice-read",
             stop=stop,
             on_failure=reader.stop,
@@ -167,62 +168,59 @@ def _sorted_table(file: Int64Array, tensor: Int64Array, rows: BoxRows) -> SliceT
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Pace:
-    """Reads in flight, and the longest extent in bytes."""
-
-    num_threads: int
-    extent_bytes: int
-
-
-def _pace(reader: ExtentReader, slices: SliceTable, io: IoConfig, root: str) -> _Pace:
+def _pace(reader: ExtentReader, slices: SliceTable, io: IoConfig, root: str) -> Pace:
     """As storage wants it; for bytes in memory a thread for each core, with as many bytes in flight (0010).
 
     A read of the page cache takes a core's time. Further threads only wait for each other, and each extent costs the
     same work in Python however long it is.
     """
-    most, cores = io.reads_in_flight(root), usable_cores()
-    if most <= cores or io.is_remote(root) or not len(slices.file):
-        return _Pace(most, io.extent_bytes)
-    for row in np.linspace(0, len(slices.file) - 1, min(_SAMPLED_SLICES, len(slices.file))).astype(np.int64):
+    num_threads, longest_bytes, cores = io.reads_in_flight(root), io.extent_bytes, usable_cores()
+    if num_threads > cores and not io.is_remote(root) and _is_in_memory(reader, slices):
+        longest_bytes = max(longest_bytes, min(longest_bytes * num_threads // cores, _LONGEST_IN_MEMORY_BYTES))
+        num_threads = cores
+    # Where there is little to share among the threads, it is shared all the same.
+    share_bytes = int((slices.run_bytes * slices.num_runs).sum()) // (4 * num_threads)
+    if io.is_remote(root):  # each chunk is a request of its own: the length of extents does not matter
+        longest_bytes = shortest_bytes = min(longest_bytes, share_bytes)
+    else:
+        shortest_bytes = min(_SHORTEST_BYTES, share_bytes)
+    return Pace(num_threads=num_threads, longest_bytes=longest_bytes, shortest_bytes=shortest_bytes)
+
+
+def _is_in_memory(reader: ExtentReader, slices: SliceTable) -> bool:
+    num_slices = len(slices.file)
+    for row in np.linspace(0, num_slices - 1, min(_SAMPLED_SLICES, num_slices)).astype(np.int64):
         begin = int(slices.src_offset[row])
         if not reader.is_in_memory(int(slices.file[row]), begin, begin + int(slices.run_bytes[row])):
-            return _Pace(most, io.extent_bytes)
-    return _Pace(cores, max(io.extent_bytes, min(io.extent_bytes * most // cores, _LONGEST_IN_MEMORY_BYTES)))
+            return False
+    return num_slices > 0
 
 
-def _cut(manifest: Manifest, slices: SliceTable, files: FileTable, io: IoConfig, pace: _Pace) -> Cut:
-    """Extents as the planner makes them, for one consumer; short ones where there is little to share among threads."""
-    chunk_bytes = files.chunk_bytes
-    share_bytes = int((slices.run_bytes * slices.num_runs).sum()) // (4 * pace.num_threads)
-    extent_bytes = min(max(pace.extent_bytes, chunk_bytes), max(share_bytes, chunk_bytes))
-    grid = Grid(
+def _grid(manifest: Manifest, files: FileTable, io: IoConfig) -> Grid:
+    return Grid(
         files=manifest.files,
-        chunk_bytes=chunk_bytes,
-        extent_bytes=extent_bytes // chunk_bytes * chunk_bytes,
+        chunk_bytes=files.chunk_bytes,
+        extent_bytes=io.extent_bytes,
         max_gap_bytes=io.gap_bytes(manifest.root),
         whole_chunks=manifest.reference is not None,
     )
-    none = np.empty(0, np.int64)
-    views = ViewTable(**dict.fromkeys(ViewTable.__slots__, none))
-    demands = Demands(
-        parallel=Parallel(), tensors=(), names=(), shapes=(), views=views, slices=slices, consumer_sets=((0,),)
-    )
-    return cut(demands, grid, np.zeros(1, np.int64))
 
 
-def _cutter(pieces: Cut) -> BlockCutter:
-    segments = pieces.segments
-    num_blocks = len(pieces.block_extent)
-    first = np.searchsorted(segments.block, np.arange(num_blocks + 1))
-    blocks = BlockTable(
-        block=np.arange(num_blocks, dtype=np.int64),
-        extent=pieces.block_extent,
-        nbytes=pieces.block_nbytes,
-        consumers=pieces.block_consumers,
-        num_segments=np.diff(first),
-        first_segment=first,
+def _moves(pieces: Pieces, begin: int, end: int) -> list[Move]:
+    """Rows ``[begin, end)`` as objects."""
+    columns = (
+        pieces.tensor,
+        pieces.src,
+        pieces.run,
+        pieces.num,
+        pieces.stride,
+        pieces.dst,
+        pieces.dst_stride,
     )
-    names = [name for name in SegmentTable.__slots__ if name != "position"]
-    position = np.arange(len(segments.block)) - first[segments.block]
-    return BlockCutter(blocks, SegmentTable(position=position, **{name: getattr(segments, name) for name in names}))
+    # Plain integers in one go: indexing numpy columns one by one costs ten times as much.
+    return [
+        Move(tensor, Runs(src, run, num, stride), Runs(dst, run, num, dst_stride))
+        for tensor, src, run, num, stride, dst, dst_stride in zip(
+            *(column[begin:end].tolist() for column in columns), strict=True
+        )
+    ]

@@ -10,24 +10,9 @@ import numpy as np
 
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.planning.columns import Grouped
+from megamind_ray.planning.pieces import Pieces
 
-__all__ = ["Blocks", "Pieces", "Segments", "gather"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Segments before they are gathered; ``src`` is a global position, ``consumers`` a set of ranks."""
-
-    extent: Int64Array
-    consumers: Int64Array
-    tensor: Int64Array
-    disk_tensor: Int64Array
-    src: Int64Array
-    run: Int64Array
-    num: Int64Array
-    stride: Int64Array
-    dst: Int64Array
-    dst_stride: Int64Array
+__all__ = ["Blocks", "Segments", "gather"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

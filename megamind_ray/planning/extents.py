@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from megamind_ray.core.demands import Demands, Int64Array, SliceTable
-from megamind_ray.planning.blocks import Pieces, Segments, gather
+from megamind_ray.core.demands import Demands, Int64Array
+from megamind_ray.planning.blocks import Segments, gather
 from megamind_ray.planning.columns import Grouped, expand, group_sets
-from megamind_ray.planning.grid import ChunkUse, Grid, Ranges, Rows, chunk_use, extents_of, packed, rows_of, sets_of
+from megamind_ray.planning.grid import ChunkUse, Grid, Rows, chunk_use, extents_of, rows_of, sets_of
+from megamind_ray.planning.pieces import pieces_of
 from megamind_ray.policies.costs import Float64Array
 
 __all__ = ["Cut", "cut"]
-
-# Rows whose segments are computed at a time: bounds the temporaries.
-_BATCH_ROWS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,7 @@ def cut(
     extents = extents_of(rows, use, sets, grid, apart=apart)
     base, shift = grid.bases()
     file = np.searchsorted(base, extents.begin, side="right") - 1
-    blocks = gather(_pieces(rows, extents, demands.slices), demands.consumer_sets, sets.nodes, shift[file])
+    blocks = gather(pieces_of(rows, extents, demands.slices), demands.consumer_sets, sets.nodes, shift[file])
     sets = sets_of(blocks.sets, node_of_rank)
     start = np.searchsorted(blocks.extent, np.arange(len(extents) + 1))
     assert (np.diff(start) > 0).all(), "an extent without a consumer"
@@ -126,57 +124,3 @@ def _nodes(sets_of_extent: Grouped, nodes_of_set: Grouped, block_nbytes: Int64Ar
     rows = of_kind.first[kind][of_row] + step
     nodes = Grouped(np.concatenate([[0], np.cumsum(of_kind.counts[kind])]).astype(np.int64), of_kind.values[rows])
     return nodes, share[rows]
-
-
-def _pieces(rows: Rows, extents: Ranges, slices: SliceTable) -> Pieces:
-    batches = [
-        _clip(rows.part(begin, begin + _BATCH_ROWS), extents, slices)
-        for begin in range(0, max(1, len(rows)), _BATCH_ROWS)
-    ]
-    names = [field.name for field in fields(Pieces)]
-    return Pieces(*(np.concatenate([getattr(batch, name) for batch in batches]) for name in names))
-
-
-def _clip(rows: Rows, extents: Ranges, slices: SliceTable) -> Pieces:
-    """Cuts rows at extent borders.
-
-    A position ``x`` relative to the begin of a row with runs ``r``, ``t`` apart, is the packed position
-    ``(x // t) * r + min(x % t, r)``. So the window of an extent is a packed range, which is at most the end of a run,
-    whole runs, and the begin of a run.
-    """
-    first = np.searchsorted(extents.end, rows.begin, side="right")
-    owner, step = expand(np.searchsorted(extents.begin, rows.end, side="left") - first)
-    extent = first[owner] + step
-    begin, run, stride = rows.begin[owner], rows.run[owner], rows.stride[owner]
-    low = np.maximum(extents.begin[extent], begin) - begin
-    high = np.minimum(extents.end[extent], rows.end[owner]) - begin
-    low_run, low_rest = np.divmod(packed(low, run, stride), run)
-    high_run, high_rest = np.divmod(packed(high, run, stride), run)
-    same = low_run == high_run
-    zero = np.zeros_like(run)
-    # Three columns: the end of a run, whole runs, the begin of a run. Those that are empty are dropped below.
-    head = np.where(same, high_rest - low_rest, np.where(low_rest > 0, run - low_rest, 0))
-    body_run = low_run + (low_rest > 0)
-    body_num = np.where(same, 0, high_run - body_run)
-    tail = np.where(same, 0, high_rest)
-    index = np.stack([low_run, body_run, high_run], axis=1)
-    within = np.stack([low_rest, zero, zero], axis=1)
-    length = np.stack([head, run, tail], axis=1)
-    num = np.stack([zero + 1, body_num, zero + 1], axis=1)
-    keep = (length > 0) & (num > 0)
-    owner3 = np.broadcast_to(owner[:, None], keep.shape)[keep]
-    index, within, length, num = index[keep], within[keep], length[keep], num[keep]
-    source = rows.source[owner3]
-    several = num > 1
-    return Pieces(
-        extent=np.broadcast_to(extent[:, None], keep.shape)[keep],
-        consumers=rows.consumers[owner3],
-        tensor=slices.tensor[source],
-        disk_tensor=slices.disk_tensor[source],
-        src=rows.begin[owner3] + index * rows.stride[owner3] + within,
-        run=length,
-        num=num,
-        stride=np.where(several, rows.stride[owner3], length),
-        dst=rows.dst[owner3] + index * rows.dst_stride[owner3] + within,
-        dst_stride=np.where(several, rows.dst_stride[owner3], length),
-    )

@@ -25,6 +25,7 @@ __all__ = [
     "Rows",
     "Sets",
     "chunk_use",
+    "demanded_ranges",
     "extents_of",
     "packed",
     "rows_of",
@@ -138,7 +139,7 @@ def extents_of(rows: Rows, use: ChunkUse, sets: Sets, grid: Grid, *, apart: bool
         grid: Files and sizes.
         apart: Give chunks that one rank alone needs extents of their own.
     """
-    demanded = _demanded_ranges(rows, grid)
+    demanded = demanded_ranges(rows, grid)
     first = demanded.begin // grid.chunk_bytes
     owner, step = expand((demanded.end - 1) // grid.chunk_bytes - first + 1)
     chunk = first[owner] + step
@@ -186,7 +187,7 @@ def rows_of(slices: SliceTable, grid: Grid) -> Rows:
     return Rows(begin, end, run, stride, dst, dst_stride, slices.consumers[source], source)
 
 
-def _demanded_ranges(rows: Rows, grid: Grid) -> Ranges:
+def demanded_ranges(rows: Rows, grid: Grid) -> Ranges:
     """Disjoint ascending ranges that cover all rows; gaps of at most ``max_gap_bytes`` are inside."""
     begin, end, gap = rows.begin, rows.end, grid.max_gap_bytes
     if grid.whole_chunks:
