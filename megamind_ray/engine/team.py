@@ -76,22 +76,18 @@ class _Team:
         self._lock = threading.Lock()
         self._ended = threading.Condition()
         self._num_threads = 0
+        self._closed = False  # once somebody waits, nobody joins
         self.exhausted = False
         self.error: BaseException | None = None
 
     def start(self, name: str) -> None:
         """One more thread for the work."""
-        thread = threading.Thread(target=self._work_aside, name=name, daemon=True)
-        self._count(1)
-        try:
-            thread.start()
-        except BaseException:  # no more threads are to be had
-            self._count(-1)
-            raise
+        threading.Thread(target=self._work_aside, name=name, daemon=True).start()
 
     def wait(self) -> None:
         """Until all other threads have come back; ``Thread.join`` takes one for ended once it was interrupted."""
         with self._ended:
+            self._closed = True
             while self._num_threads:
                 self._ended.wait(_LOOK_S)  # an interrupt just before a wait does not end it
 
@@ -108,15 +104,17 @@ class _Team:
             self.fail(error)
 
     def _work_aside(self) -> None:
+        # Counted here: who starts a thread and is interrupted cannot tell whether there is one.
+        with self._ended:
+            if self._closed:
+                return
+            self._num_threads += 1
         try:
             self.work()
         finally:
-            self._count(-1)
-
-    def _count(self, change: int) -> None:
-        with self._ended:
-            self._num_threads += change
-            self._ended.notify()
+            with self._ended:
+                self._num_threads -= 1
+                self._ended.notify()
 
     def fail(self, error: BaseException) -> None:
         """Ends everybody's work; the first error is kept."""

@@ -47,6 +47,67 @@ def test_an_error_reaches_what_the_others_wait_for_before_they_are_waited_for() 
     assert waits == [True]
 
 
+@pytest.mark.parametrize("was_started", [True, False])
+def test_an_interrupt_while_a_thread_is_started_ends_the_work(
+    monkeypatch: pytest.MonkeyPatch, was_started: bool
+) -> None:
+    ended: list[BaseException] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if not thread.name.startswith("t-"):
+            start(thread)
+            return
+        if was_started:
+            start(thread)
+        raise KeyboardInterrupt  # as in the wait for the thread's first sign of life
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+
+    def load() -> None:
+        try:
+            run_team(range(4), lambda _: None, num_threads=3, name="t")
+        except KeyboardInterrupt as error:
+            ended.append(error)
+
+    caller = threading.Thread(target=load, daemon=True)
+    caller.start()
+    caller.join(BOUND_S)
+
+    assert len(ended) == 1
+
+
+def test_a_thread_that_comes_after_the_end_of_the_work_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[threading.Thread] = []
+    done: list[int] = []
+    start = threading.Thread.start
+
+    def later(thread: threading.Thread) -> None:
+        if thread.name.startswith("t-"):
+            late.append(thread)
+        else:
+            start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", later)
+
+    def work(item: int) -> None:
+        done.append(item)
+        raise OSError("no")
+
+    def load() -> None:
+        with pytest.raises(OSError, match="no"):
+            run_team([0, 1, 2], work, num_threads=2, name="t")
+
+    caller = threading.Thread(target=load, daemon=True)
+    caller.start()
+    caller.join(BOUND_S)
+    assert not caller.is_alive()
+    start(late[0])
+    late[0].join(BOUND_S)
+
+    assert done == [0]
+
+
 def test_the_first_error_is_raised_though_others_follow_from_it() -> None:
     waiting, ended = threading.Event(), threading.Event()
 
