@@ -187,14 +187,28 @@ def _state(module: torch.nn.Module) -> list[tuple[tuple[str, ...], torch.Tensor]
     """Parameters and persistent buffers, each once, with all their names."""
     import torch
 
-    names: dict[int, list[str]] = {}
-    tensors: dict[int, torch.Tensor] = {}
+    names: dict[object, list[str]] = {}
+    tensors: dict[object, torch.Tensor] = {}
     state: Mapping[str, object] = module.state_dict(keep_vars=True)
     for name, value in state.items():
         if isinstance(value, torch.Tensor):  # extra state of a module may be anything
-            names.setdefault(id(value), []).append(name)
-            tensors[id(value)] = value
+            key = _identity(value)
+            names.setdefault(key, []).append(name)
+            tensors.setdefault(key, value)
     return [(tuple(names[key]), tensors[key]) for key in tensors]
+
+
+def _identity(tensor: torch.Tensor) -> object:
+    """The same for what is one tensor: one object, or two that see the same memory alike (``b.data = a.data``).
+
+    Read into side by side, such memory would end as a mixture of what the checkpoint has for both names.
+    """
+    import torch
+
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    if not plain or tensor.is_meta or not tensor.data_ptr():  # other types may have no memory to tell them by
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def _target(names: tuple[str, ...], tensor: torch.Tensor, origin: Origin) -> Target:
@@ -203,6 +217,11 @@ def _target(names: tuple[str, ...], tensor: torch.Tensor, origin: Origin) -> Tar
         raise RequestError(f"{names[0]} is {list(tensor.shape)} in the module and {list(shape)} in the checkpoint")
     _require_convertible(names[0], origin.dtype, dtype, tensor)
     local, box = _local_part(names[0], tensor)
+    if any(size > 1 and step == 0 for size, step in zip(local.shape, local.stride(), strict=True)):
+        raise RequestError(
+            f"{names[0]} is an expanded view in the module, several of its elements are one in memory; give the module "
+            "its clone()"
+        )
     if shape != origin.shape:
         # Packed elements: torch counts bytes or pairs where the checkpoint counts elements.
         box = _unpacked(names[0], box, shape, origin.shape)

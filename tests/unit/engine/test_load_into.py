@@ -164,6 +164,43 @@ def test_modules_that_tie_their_weights_take_either_name(tmp_path: Path) -> None
     assert result.missing == ()
 
 
+class TiedByData(nn.Module):
+    """Two parameters of the same memory, as some models tie them: neither is the other object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(64, 1024))
+        self.second = nn.Parameter(torch.zeros(64, 1024))
+        self.second.data = self.first.data
+
+
+def test_parameters_that_share_their_memory_are_one(tmp_path: Path) -> None:
+    stored = {name: torch.full((64, 1024), value) for name, value in (("first", 1.0), ("second", 2.0))}
+    save_file(stored, tmp_path / "both.safetensors")
+    save_file({"second": stored["second"]}, tmp_path / "one.safetensors")
+    net = TiedByData()
+
+    result = mm.load_into(net, tmp_path / "both.safetensors")
+    assert torch.equal(net.first, stored["first"])
+    assert result.summary.totals.payload_bytes == stored["first"].nbytes
+    assert sorted(result.loaded) == ["first", "second"]
+
+    assert not mm.load_into(net, tmp_path / "one.safetensors").missing
+    assert torch.equal(net.first, stored["second"])
+
+
+def test_an_expanded_view_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    net = nn.Module()
+    net.register_buffer("first", torch.zeros(64))
+    net.register_buffer("repeated", torch.zeros(1, 64).expand(4, 64))
+    save_file({"first": torch.ones(64), "repeated": torch.ones(4, 64)}, tmp_path / "net.safetensors")
+
+    with pytest.raises(mm.RequestError, match=r"repeated is an expanded view.*clone\(\)"):
+        mm.load_into(net, tmp_path / "net.safetensors")
+
+    assert not net.get_buffer("first").any()
+
+
 def test_tied_meta_parameters_stay_tied(tmp_path: Path) -> None:
     with torch.device("meta"):
         net = nn.ModuleDict({"a": nn.Linear(4, 4, bias=False), "b": nn.Linear(4, 4, bias=False)})
