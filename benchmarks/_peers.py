@@ -146,23 +146,42 @@ def _runai_streamer(checkpoint: Checkpoint, recycled: Recycled | None) -> Load:
     Recycled: views of the buffers that it reuses (``owned=False``), copied to their place as they come. Releases
     without that choice reuse them always, and so their tensors are cloned for fresh memory.
     """
-    streamer_class = importlib.import_module("runai_model_streamer").SafetensorsStreamer
     paths = [str(path) for path in checkpoint.files]
-    can_own = "owned" in streamer_class.stream_files.__code__.co_varnames
+    if recycled is None:
+        return lambda: _runai_fresh([paths])
+    streamer_class, can_own = _runai()
 
-    def fresh() -> Tensors:
-        with streamer_class() as streamer:
-            streamer.stream_files(paths)
-            return {name: tensor if can_own else tensor.clone() for name, tensor in streamer.get_tensors()}
-
-    def copied(places: Tensors) -> Tensors:
+    def copied() -> Tensors:
         with streamer_class() as streamer:
             streamer.stream_files(paths, **({"owned": False} if can_own else {}))
             for name, tensor in streamer.get_tensors():
-                places[name].copy_(tensor)
-        return places
+                recycled.tensors[name].copy_(tensor)
+        return recycled.tensors
 
-    return fresh if recycled is None else lambda: copied(recycled.tensors)
+    return copied
+
+
+def _runai_streamer_by_file(checkpoint: Checkpoint, recycled: Recycled | None) -> Load:
+    """A call of its own for each file, as ``load_file`` is called: what overlapping the files is worth to it."""
+    if recycled is not None:
+        raise UnavailableError("of interest where the disk is the limit")
+    return lambda: _runai_fresh([[str(path)] for path in checkpoint.files])
+
+
+def _runai_fresh(calls: list[list[str]]) -> Tensors:
+    streamer_class, can_own = _runai()
+    tensors: dict[str, torch.Tensor] = {}
+    for paths in calls:
+        with streamer_class() as streamer:
+            streamer.stream_files(paths)
+            tensors.update({name: tensor if can_own else tensor.clone() for name, tensor in streamer.get_tensors()})
+    return tensors
+
+
+def _runai() -> tuple[Any, bool]:
+    """Its streamer, and whether it can give tensors away."""
+    streamer_class = importlib.import_module("runai_model_streamer").SafetensorsStreamer
+    return streamer_class, "owned" in streamer_class.stream_files.__code__.co_varnames
 
 
 def _torch_dcp(checkpoint: Checkpoint, recycled: Recycled | None) -> Load:
@@ -261,5 +280,6 @@ PEERS = (
     Contender(name="torch DCP", kind="peer", prepare=_torch_dcp),
     Contender(name="accelerate", kind="peer", prepare=_accelerate),
     Contender(name="transformers", kind="peer", prepare=_transformers),
+    Contender(name="Run:ai streamer, a call a file", kind="note", prepare=_runai_streamer_by_file),
     Contender(name="safetensors (mapped)", kind="note", prepare=_safetensors_mapped),
 )
