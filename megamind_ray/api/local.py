@@ -61,7 +61,7 @@ def load_file(
     Raises:
         RequestError: There is no such file, it is a folder, torch lacks one of its dtypes (F6), or the arena is on
             another device.
-        CapacityError: The arena has no room.
+        CapacityError: The arena has no room, or this process may not have as much memory.
         IntegrityError: The file is damaged, changed, or does not match its sidecar.
         SourceError: The storage does not answer.
     """
@@ -99,7 +99,7 @@ def load_state_dict(
     Raises:
         RequestError: There is no checkpoint, a glob matches nothing, torch lacks a dtype and ``raw`` is off, or the
             arena is on another device.
-        CapacityError: The arena has no room.
+        CapacityError: The arena has no room, or this process may not have as much memory.
         IntegrityError: A file is damaged, changed, or does not match its sidecar.
         SourceError: The storage does not answer.
     """
@@ -149,6 +149,7 @@ def load_into(
 
     Raises:
         RequestError: Names are missing or unexpected (``strict``), or shapes differ; the message lists them.
+        CapacityError: There is no memory for parameters on the meta device; nothing was written.
         IntegrityError: A file is damaged, changed, or does not match its sidecar.
         SourceError: The storage does not answer.
     """

@@ -404,8 +404,22 @@ def _libc() -> ctypes.CDLL:
 
 
 def host_buffer(nbytes: int) -> Bytes:
-    """A fresh page-aligned buffer, which takes its pages when first written to."""
-    return np.frombuffer(_map_anonymous(nbytes), dtype=np.uint8, count=nbytes)
+    """A fresh page-aligned buffer, which takes its pages when first written to.
+
+    Raises:
+        CapacityError: This process may not have as much memory.
+    """
+    try:
+        mapping = _map_anonymous(nbytes)
+    except OSError as error:
+        raise CapacityError(
+            f"host memory: {format_bytes(nbytes)} cannot be mapped ({error.strerror}); load less at a time, or raise "
+            "the limits of this process (ulimit -v)",
+            where="host memory",
+            needed_bytes=nbytes,
+            free_bytes=host_memory().free_bytes,
+        ) from error
+    return np.frombuffer(mapping, dtype=np.uint8, count=nbytes)
 
 
 def _map_anonymous(nbytes: int) -> mmap.mmap:

@@ -9,6 +9,7 @@ from megamind_ray.config import Config
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.device.arena import host_buffer
 from megamind_ray.device.copy_engines import copy_engine
+from megamind_ray.device.empty import empty_tensor
 from megamind_ray.engine.extent_reader import SourceOpener
 from megamind_ray.engine.module_targets import Match, Target, is_distributed, match_module, slices_of
 from megamind_ray.engine.sinks import TensorSink
@@ -56,6 +57,7 @@ def load_module(
 
     Raises:
         RequestError: Names or shapes do not fit; nothing was written.
+        CapacityError: There is no memory for what has none yet; nothing was written.
         IntegrityError, SourceError: Bytes are wrong, or cannot be read.
     """
     match = match_module(module, manifest)
@@ -109,7 +111,7 @@ def _destination(target: Target, meta_device: torch.device | None) -> torch.Tens
         device = meta_device or torch.device(mesh.device_type if mesh is not None else "cpu")
     elif device.type not in ("cpu", "cuda"):
         device = torch.device("cpu")
-    return torch.empty(tuple(target.local.shape), dtype=target.dtype, device=device)
+    return empty_tensor(target.local.shape, target.dtype, device)
 
 
 def _place(module: torch.nn.Module, target: Target, data: torch.Tensor) -> None:

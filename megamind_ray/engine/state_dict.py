@@ -15,6 +15,7 @@ from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.device.arena import Arena, host_buffer
 from megamind_ray.device.copy_engines import copy_engine
 from megamind_ray.device.dtypes import torch_layout
+from megamind_ray.device.empty import empty_tensor
 from megamind_ray.device.strided import Bytes
 from megamind_ray.engine.direct import Sink
 from megamind_ray.engine.extent_reader import SourceOpener
@@ -76,7 +77,7 @@ def load_tensors(
 
     Raises:
         RequestError: Torch lacks a dtype and ``raw`` is off, or it has no such device.
-        CapacityError: The arena has no room.
+        CapacityError: The arena has no room, or the device no memory.
         IntegrityError, SourceError: Bytes are wrong, or cannot be read.
     """
     target = check_device(device)
@@ -156,7 +157,7 @@ def _read_to_gpu(
 ) -> tuple[list[torch.Tensor], ReadSummary]:
     import torch
 
-    flats = [torch.empty(info.nbytes, dtype=torch.uint8, device=target) for info in infos]
+    flats = [empty_tensor((info.nbytes,), torch.uint8, target) for info in infos]
     return flats, read(TensorSink(flats), copy_engine(target).staging)
 
 

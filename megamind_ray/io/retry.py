@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import time
 from collections.abc import Callable
@@ -84,7 +85,7 @@ def call_with_retry(
     except OSError as error:
         times = "once" if attempts.number == 1 else f"{attempts.number} times"
         raise SourceError(
-            f"{uri}: {what} failed {times}, last with: {str(error) or type(error).__name__}; " + _remedy(uri),
+            f"{uri}: {what} failed {times}, last with: {str(error) or type(error).__name__}; " + _remedy(uri, error),
             file=uri,
             attempts=attempts.number,
         ) from error
@@ -92,7 +93,9 @@ def call_with_retry(
         attempts.failure = None  # it leads to the buffers of the reader, which would live until a collection
 
 
-def _remedy(uri: str) -> str:
+def _remedy(uri: str, error: OSError) -> str:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "close files, or raise the limit of open files (ulimit -n): a load has up to two for each file"
     elsewhere = offline_remedy(uri)
     return "check the storage, then try again" if elsewhere is None else f"check the network, or {elsewhere}"
 

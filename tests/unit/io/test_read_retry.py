@@ -90,6 +90,14 @@ def test_a_lasting_fault_is_a_source_error_with_file_range_and_attempts() -> Non
     assert isinstance(caught.value.__cause__, OSError)
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_are_no_fault_of_the_storage(number: int) -> None:
+    source = FlakySource(*[OSError(number, "Too many open files")] * 9)
+
+    with pytest.raises(SourceError, match=r"Too many open files; close files, or raise .*ulimit -n"):
+        read(source)
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
