@@ -109,13 +109,14 @@ def parse_header(raw: bytes, size_bytes: int, *, uri: str, file: int = 0) -> Hea
     return Header(tuple(tensors), metadata, data_begin)
 
 
-def strict_json_object(raw: bytes, *, uri: str, what: str) -> dict[str, Any]:
+def strict_json_object(raw: bytes, *, uri: str, what: str, remedy: str = "fetch it again") -> dict[str, Any]:
     """Decodes one JSON object as strictly as RFC 8259 and the safetensors library do together.
 
     Args:
         raw: UTF-8 text.
         uri: Name of the file for messages.
         what: What the text is, for messages.
+        remedy: What to do about it, for messages.
 
     Raises:
         IntegrityError: It is not UTF-8, not JSON, not an object, has a key twice, ``NaN`` or half a surrogate pair.
@@ -128,10 +129,13 @@ def strict_json_object(raw: bytes, *, uri: str, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise IntegrityError(
-            f"{uri}: the {what} is not valid JSON ({reason}); the file is damaged or of another format", file=uri
+            f"{uri}: the {what} is not valid JSON ({reason}); the file is damaged or of another format: {remedy}",
+            file=uri,
         ) from error
     if not isinstance(value, dict):
-        raise IntegrityError(f"{uri}: the {what} is JSON, but not an object; the file is of another format", file=uri)
+        raise IntegrityError(
+            f"{uri}: the {what} is JSON, but not an object; the file is of another format: {remedy}", file=uri
+        )
     return value
 
 

@@ -173,7 +173,7 @@ def parse_sidecar(raw: bytes, origin: str) -> Sidecar:
         RequestError: A schema or an algorithm that this release does not know.
         IntegrityError: It is malformed.
     """
-    document = strict_json_object(raw, uri=origin, what="sidecar")
+    document = strict_json_object(raw, uri=origin, what="sidecar", remedy=_REMEDY)
     for field, known in (("schema", SCHEMA), ("algorithm", ALGORITHM)):
         if document.get(field) != known:
             raise RequestError(
