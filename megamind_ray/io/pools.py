@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-__all__ = ["submit"]
+__all__ = ["begin", "submit"]
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -29,14 +29,25 @@ def submit(
         BaseException: An interrupt of the caller's own work; other errors are in the future.
     """
     future: Future[Result] = Future()
+    begin(pool, future, partial(action, *args, **kwargs))
+    return future
+
+
+def begin(pool: ThreadPoolExecutor, future: Future[Result], action: Callable[[], Result]) -> None:
+    """As ``submit``, with a future that the caller knows already when it is interrupted in here.
+
+    Then the work may have been begun, or be yet: ``cancel`` sees to it that it never is, or gives False.
+
+    Raises:
+        BaseException: As ``submit``.
+    """
     # Who takes it does it. What stays behind in the queue then holds nothing of the caller's.
-    unclaimed: list[tuple[Future[Result], Callable[[], Result]]] = [(future, partial(action, *args, **kwargs))]
+    unclaimed = [(future, action)]
     work = partial(_do, unclaimed)
     try:
         pool.submit(work)
     except RuntimeError:
         work()
-    return future
 
 
 def _do(unclaimed: list[tuple[Future[Result], Callable[[], Result]]]) -> None:

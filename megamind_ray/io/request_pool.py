@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
-from megamind_ray.io.pools import submit
+from megamind_ray.io.pools import begin
 
 __all__ = ["run_requests"]
 
@@ -50,15 +50,14 @@ def run_requests(
         for item in items:
             if failures:
                 break
-            futures.append(submit(_pool(num_in_flight), call, item))
+            futures.append(Future())
+            begin(_pool(num_in_flight), futures[-1], partial(call, item))
         wait(futures, return_when=FIRST_EXCEPTION)
     except BaseException:
         on_failure()
         raise
     finally:
-        for future in futures:
-            future.cancel()
-        wait(futures)
+        wait([future for future in futures if not future.cancel()])
     if failures:
         raise failures[0]
     return [future.result() for future in futures]

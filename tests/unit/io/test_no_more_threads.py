@@ -153,3 +153,26 @@ def test_an_interrupt_of_work_that_the_caller_did_reaches_the_caller(allow_threa
         run_requests(ask, range(3), num_in_flight=2)
 
     assert begun == [0]
+
+
+def test_an_interrupt_while_a_thread_is_started_waits_for_what_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pool.cache_clear()
+    begun, ended, stopped = threading.Event(), threading.Event(), threading.Event()
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        assert begun.wait(BOUND_S)
+        raise KeyboardInterrupt  # as in the wait for the thread's first sign of life
+
+    def ask(_: int) -> None:
+        begun.set()
+        assert stopped.wait(BOUND_S)
+        ended.set()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_requests(ask, range(3), num_in_flight=3, on_failure=stopped.set)
+
+    assert ended.is_set()
