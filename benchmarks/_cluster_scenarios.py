@@ -20,6 +20,7 @@ STORAGE_BYTES_PER_S: Final = 4 * NIC_BYTES_PER_S  # four hosts can read at the r
 HEAD: Final = "head"
 _NUM_HOSTS, _QUICK_NUM_HOSTS = (1, 2, 4), (1, 2)
 _MOST_BEDS: Final = 4
+_STORAGE_RACK: Final = "r0"
 _BLIND: Final[Settings] = {"placement": {"policy": "topology_blind"}}
 
 
@@ -109,33 +110,42 @@ def _worst_received(loaded: Loaded) -> float:
 
 
 def racks(found: Found, expected: Expected, *, rounds: int) -> None:
-    """Two racks of two hosts, uplinks of a quarter of a link, storage in the first rack."""
+    """Two racks of two hosts, uplinks of a quarter of a link, storage in the first rack.
+
+    With tp=2 each gang is kept in a rack, so that both racks need everything: that is for running the model, and no sooner
+    loaded than any other way. With pp=2 awareness is for the load: copies of a stage that are in one rack need half.
+    """
     two_racks = in_two_racks(
         nic_bytes_per_s=NIC_BYTES_PER_S, oversubscribed=8.0, storage_bytes_per_s=STORAGE_BYTES_PER_S
     )
-    topology = with_head(two_racks)
-    everywhere, aware, blind = "racks: dp=4", "racks: tp=2 dp=2", "racks: tp=2 dp=2, topology-blind"
-    mesh = mm.Parallel(tp=2, dp=2)
+    assert two_racks.storage is not None
+    topology = with_head(replace(two_racks, storage=replace(two_racks.storage, rack=_STORAGE_RACK)))
+    everywhere, gangs = "racks: dp=4", "racks: tp=2 dp=2"
+    aware, blind = "racks: pp=2 dp=2", "racks: pp=2 dp=2, topology-blind"
+    mesh = mm.Parallel(pp=2, dp=2)
     for number in range(_MOST_BEDS):
         with Session(topology, expected) as session:
-            server = session.bed.serve(expected.checkpoint.folder, rack="r0")
+            server = session.bed.serve(expected.checkpoint.folder, rack=_STORAGE_RACK)
             orders = {
                 everywhere: Order(uri=server.uri, parallel=mm.Parallel(dp=4)),
+                gangs: Order(uri=server.uri, parallel=mm.Parallel(tp=2, dp=2)),
                 aware: Order(uri=server.uri, parallel=mesh),
                 blind: Order(uri=server.uri, parallel=mesh, settings=_BLIND),
             }
             # Ray's ids of nodes are random, and with them what a placement does that does not look at racks.
             if number < _MOST_BEDS - 1 and _is_lucky(session, orders[blind]):
-                say(f"{blind}: replicas of a shard are in one rack by chance; once more with other nodes")
+                say(f"{blind}: copies of a stage are in one rack by chance; once more with other nodes")
                 continue
             loads = load_in_turns(found, session, orders, topology, server=server, rounds=rounds)
             break
-    for case in (everywhere, aware):
+    for case in (everywhere, gangs, aware):
         _storage_row(found, case, loads[case], expected)
         into = [_needed_beyond(loaded, orders[case].parallel, expected) for loaded in loads[case]]
         found.row(f"{case}: bytes into r1 / bytes needed there", into, target=1.1)
         back = [loaded.moved.uplinks["r0"].received_bytes / expected.checkpoint.nbytes for loaded in loads[case]]
         found.row(f"{case}: bytes into r0 (it needs none) / checkpoint", back)
+    torn = [float(_gangs_apart(loaded, orders[gangs].parallel)) for loaded in loads[gangs]]
+    found.row(f"{gangs}: gangs torn over racks", torn, "gangs", target=0)
     ratios = _ratios(loads[blind], loads[aware])
     found.row("racks: seconds with topology-blind placement / topology-aware", ratios, target=1.5, better="higher")
 
@@ -147,7 +157,14 @@ def _is_lucky(session: Session, order: Order) -> bool:
     except LoadFailed as error:
         say(f"topology-blind: {error}")
         return False
-    return len({host[:2] for host, rank in zip(hosts, order.parallel.ranks, strict=True) if rank % 2 == 0}) == 1
+    half = order.parallel.world // 2  # stages come first in the order of ranks
+    return len({host[:2] for host in hosts[:half]}) == 1
+
+
+def _gangs_apart(loaded: Loaded, parallel: mm.Parallel) -> int:
+    """How many gangs lie in both racks."""
+    firsts = range(0, parallel.world, parallel.tp)
+    return sum(len({host[:2] for host in loaded.hosts[first : first + parallel.tp]}) > 1 for first in firsts)
 
 
 def _needed_beyond(loaded: Loaded, parallel: mm.Parallel, expected: Expected) -> float:

@@ -137,6 +137,7 @@ class Storage:
         latency_s: From a request to its first byte.
         request_bytes_per_s: One request alone; None: not limited.
         requests_per_s: All clients together; None: not limited.
+        rack: Rack that it stands in; None: outside of all, so that whoever reads in a rack does so over its uplink.
     """
 
     bytes_per_s: float
@@ -144,6 +145,7 @@ class Storage:
     latency_s: float = 0.02
     request_bytes_per_s: float | None = None
     requests_per_s: float | None = None
+    rack: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,6 +156,7 @@ class CostModel:
             (self._at(ResourceKind.MEMORY, at), 3.0),  # into the kernel, out of it, to its place
             (self._at(ResourceKind.CPU, at), 1 / at.host.network_bytes_per_s),
         ]
+        uses += self._into_rack(at)
         cap = at.host.network_bytes_per_s
         if storage is None:
             return Step(kind="read", latency_s=_latency(at), uses=tuple(uses), cap_bytes_per_s=cap)
@@ -164,6 +165,14 @@ class CostModel:
             uses.append((self._index[ResourceKind.REQUESTS, ""], 1 / request_bytes))
         cap = min(cap, storage.request_bytes_per_s or math.inf)
         return Step(kind="read", latency_s=storage.latency_s, uses=tuple(uses), cap_bytes_per_s=cap)
+
+    def _into_rack(self, node: Node) -> Uses:
+        """The uplinks between storage and a node: of its own rack, and of the storage's."""
+        storage_rack = None if self.topology.storage is None else self.topology.storage.rack
+        if node.rack == storage_rack:
+            return ()
+        ways = ((ResourceKind.RACK_IN, node.rack), (ResourceKind.RACK_OUT, storage_rack))
+        return tuple((self._index[kind, str(name)], 1.0) for kind, name in ways if name in self._rack)
 
     def verify(self, node: int) -> Step:
         """A checksum over bytes in host memory."""

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import numpy as np
+
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import NodeId
-from megamind_ray.core.topology import Topology
+from megamind_ray.core.topology import Node, Topology
 
-__all__ = ["line_of"]
+__all__ = ["line_of", "places_of"]
+
+_Item = TypeVar("_Item")
+# Of a network that the topology says nothing about: as slow as any.
+_UNKNOWN_S = 1e-9
 
 
 def line_of(topology: Topology, read_bytes: Int64Array, used: Int64Array) -> tuple[NodeId, ...]:
-    """Racks one after the other, and within them nodes; those that read most come first.
+    """Racks one after the other, and within them nodes; those with most to send at the ends.
 
-    A block then crosses each uplink at most once in each direction, and what one node reads for all the others leaves
-    it once: at an end of the line there is nobody on the other side.
+    A block crosses each uplink at most once in each direction then. A node between others sends what it reads to both
+    sides, and hands on what the others read; at an end there is nobody on the other side. So the ends are for nodes
+    that would be busy for longest in the middle: those that read most, or have slow links. The same holds for racks.
 
     Args:
         topology: The hardware.
@@ -25,10 +35,44 @@ def line_of(topology: Topology, read_bytes: Int64Array, used: Int64Array) -> tup
     """
     if len(used) < 2:
         return ()
-    nodes, racks = topology.nodes, [topology.nodes[at].rack for at in used.tolist()]
-    of_rack: dict[str | None, int] = {}
-    for at, rack in zip(used.tolist(), racks, strict=True):
-        of_rack[rack] = of_rack.get(rack, 0) + int(read_bytes[at])
-    first = {rack: place for place, rack in enumerate(sorted(of_rack, key=lambda rack: -of_rack[rack]))}
-    order = sorted(used.tolist(), key=lambda at: (first[nodes[at].rack], -int(read_bytes[at]), at))
+    nodes, total = topology.nodes, int(read_bytes.sum())
+    uplinks = {rack.name: 1 / rack.uplink_bytes_per_s for rack in topology.racks}
+    of_rack: dict[str | None, list[int]] = {}
+    for at in used.tolist():
+        of_rack.setdefault(nodes[at].rack, []).append(at)
+    read_in = {rack: sum(int(read_bytes[at]) for at in members) for rack, members in of_rack.items()}
+
+    def rack_strain(rack: str | None) -> tuple[float, ...]:
+        uplink_s = 0.0 if rack is None else uplinks.get(rack, 0.0)
+        return (total + read_in[rack]) * uplink_s, read_in[rack]
+
+    def node_strain(at: int) -> tuple[float, ...]:
+        return (total + int(read_bytes[at])) * _send_s(topology, nodes[at]), int(read_bytes[at])
+
+    racks = _outside_in(of_rack, rack_strain)
+    order: list[int] = []
+    for place, rack in enumerate(racks):
+        members = _outside_in(of_rack[rack], node_strain)
+        # The first of the order stands at the outer end, also in the racks of the line's other half.
+        order += members if 2 * place < len(racks) else reversed(members)
     return tuple(nodes[at].id for at in order)
+
+
+def places_of(topology: Topology) -> Int64Array:
+    """By node its place on the line of all nodes, before it is known who reads."""
+    num_nodes = len(topology.nodes)
+    order = line_of(topology, np.zeros(num_nodes, np.int64), np.arange(num_nodes, dtype=np.int64))
+    place = {node: at for at, node in enumerate(order)}
+    return np.array([place.get(node.id, 0) for node in topology.nodes], np.int64)
+
+
+def _outside_in(items: Iterable[_Item], strain: Callable[[_Item], tuple[float, ...]]) -> list[_Item]:
+    """The items with most strain at the ends, by turns; equal ones in their order."""
+    by_strain = sorted(items, key=lambda item: tuple(-value for value in strain(item)))
+    return [*by_strain[::2], *reversed(by_strain[1::2])]
+
+
+def _send_s(topology: Topology, node: Node) -> float:
+    network_s = 1 / node.nic_bytes_per_s if node.nic_bytes_per_s else _UNKNOWN_S
+    wire = topology.links.wire_bytes_per_s
+    return max(network_s, 1 / wire if wire else 0.0)

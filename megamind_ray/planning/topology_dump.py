@@ -46,6 +46,7 @@ def _storage_lines(storage: Storage) -> list[str]:
         latency=_duration(storage.latency_s),
         request=_rate(storage.request_bytes_per_s),
         requests=storage.requests_per_s,
+        rack=storage.rack,
     )
 
 

@@ -25,14 +25,14 @@ from megamind_ray.core.topology import (
     Switch,
     Topology,
 )
-from megamind_ray.errors import RequestError
+from megamind_ray.errors import RequestError, listed
 from megamind_ray.planning.toml_table import MAX_COUNT, TomlTable
 
 __all__ = ["load_topology", "parse_topology"]
 
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "topology": ("schema", "name", "source", "storage", "racks", "nodes", "links"),
-    "storage": ("rate", "shared", "latency", "request", "requests"),
+    "storage": ("rate", "shared", "latency", "request", "requests", "rack"),
     "racks": ("name", "count", "uplink"),
     "nodes": (
         "name",
@@ -104,11 +104,22 @@ def parse_topology(text: str, *, origin: str) -> Topology:
     _require_unique([rack.name for rack in racks], top.where, "racks")
     links = _links(top.table("links", _KEYS["links"]))
     storage = _storage(top.table("storage", _KEYS["storage"]))
+    _require_known_rack(top.where, storage, {None, *(rack.name for rack in racks), *(node.rack for node in nodes)})
     name, source = top.text("name"), top.text("source")
     try:
         return Topology(nodes=nodes, name=name, links=links, storage=storage, racks=racks, source=source)
     except RequestError as error:
         raise RequestError(f"{top.where}: {error.message}") from error
+
+
+def _require_known_rack(where: str, storage: Storage | None, known: set[str | None]) -> None:
+    """A rack that is spelt otherwise would be one without a limit."""
+    if storage is not None and storage.rack not in known:
+        racks = sorted(name for name in known if name is not None)
+        raise RequestError(
+            f"{where}: storage: rack is {storage.rack!r:.40}, and the file has {listed(racks) if racks else 'no racks'}; "
+            f"name the rack that the storage stands in, or leave it out where it is outside of all"
+        )
 
 
 def _require_few(where: str, nodes: list[TomlTable], racks: list[TomlTable]) -> None:
@@ -245,6 +256,7 @@ def _storage(table: TomlTable | None) -> Storage | None:
         latency_s=table.duration("latency", _STORAGE.latency_s),
         request_bytes_per_s=table.optional_rate("request"),
         requests_per_s=table.frequency("requests"),
+        rack=table.optional_text("rack"),
     )
 
 

@@ -11,6 +11,7 @@ from megamind_ray.core.demands import Demands, Int64Array
 from megamind_ray.planning.columns import group_sets
 from megamind_ray.planning.cost import CostModel, ResourceKind, Step
 from megamind_ray.planning.grid import ChunkUse
+from megamind_ray.planning.line import places_of
 from megamind_ray.policies.costs import Float64Array, TransferCosts, TransferLoad
 
 __all__ = ["NODE_KINDS", "transfer_costs", "transfer_load"]
@@ -46,14 +47,17 @@ def transfer_costs(
         placed: Ranks read for themselves what they copy.
     """
     nodes = model.topology.nodes
-    read, pack, storage = _zeros(model), _zeros(model), np.zeros(len(nodes))
+    read, pack, storage, crosses = _zeros(model), _zeros(model), np.zeros(len(nodes)), np.zeros(len(nodes))
     for index in range(len(nodes)):
         steps = [model.read(index), *([model.verify(index)] if verified else [])]
         _count(model, steps, read[index], nodes[index].id)
         storage[index] = _of_kind(model, steps[0], ResourceKind.STORAGE)
+        crosses[index] = any(_of_kind(model, steps[0], kind) for kind in (ResourceKind.RACK_IN, ResourceKind.RACK_OUT))
         _count(model, [model.cut(index, run_bytes, packed=packed), model.put(index)], pack[index], nodes[index].id)
     send, take = _wires(model)
-    racks = {name: index for index, name in enumerate(dict.fromkeys(node.rack for node in nodes))}
+    storage_rack = None if model.topology.storage is None else model.topology.storage.rack
+    known = [*(node.rack for node in nodes), *([] if storage_rack is None else [storage_rack])]
+    racks = {name: index for index, name in enumerate(dict.fromkeys(known))}
     uplinks = {rack.name: 1 / rack.uplink_bytes_per_s for rack in model.topology.racks}
     return TransferCosts(
         read=read,
@@ -63,6 +67,9 @@ def transfer_costs(
         storage=storage,
         rack=np.array([racks[node.rack] for node in nodes], np.int64),
         uplink=np.array([uplinks.get(name, 0.0) if name is not None else 0.0 for name in racks]),
+        crosses=crosses,
+        storage_rack=-1 if storage_rack is None else racks[storage_rack],
+        line=places_of(model.topology),
         **_copies(model, placed=placed),
     )
 

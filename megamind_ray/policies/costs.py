@@ -36,6 +36,9 @@ class TransferCosts:
         storage: ``[node]``, of the storage that all nodes share; 0 where a node reads its own disks.
         rack: ``[node]``, index of its rack.
         uplink: ``[rack]``, a byte that enters the rack, or leaves it; 0 without a limit.
+        crosses: ``[node]``, 1 where what the node reads comes from outside of its rack, over the uplink; else 0.
+        storage_rack: Index of the rack that it leaves then; -1: storage stands in none.
+        line: ``[node]``, its place on the line along which blocks are handed on, as far as it is known beforehand.
         gpu_node: ``[gpu]``, its node.
         copy: ``[gpu, kind]``, a byte copied into the GPU, of its node's resources.
         device: ``[gpu]``, the same of the GPU's own link.
@@ -50,6 +53,9 @@ class TransferCosts:
     storage: Float64Array
     rack: Int64Array
     uplink: Float64Array
+    crosses: Float64Array
+    storage_rack: int
+    line: Int64Array
     gpu_node: Int64Array
     copy: Float64Array
     device: Float64Array

@@ -1,9 +1,10 @@
 """Sharing out what several nodes need over those that could read it, so that the busiest resource is done early.
 
 A *class* is bytes that one set of nodes needs, each of them all or a part. Whichever member reads a byte sends it to
-another one, and that one on to the next, along a line (docs/design/0024): the reader sends it once, and so do all but
-the last of those that take it in. Who passes it on does not hang on the reader, so that is spread over the members; the
-same holds for racks and their uplinks. A byte that a member reads is one that it does not take in. For one class and a
+the next one on each side of it, and those on to the next, along a line (docs/design/0024). A member at an end sends
+what it reads once and passes nothing on; one in the middle sends what it reads twice, and passes on what others read.
+The same holds for racks and their uplinks, which carry what is read from storage outside of a rack, too (0025). A byte
+that a member reads is one that it does not take in. For one class and a
 deadline the bytes that a member may read are therefore an interval: at most what its disks, processors and outgoing
 links can do by then, at least what its incoming links cannot; racks add intervals over their members. The smallest
 deadline for which the intervals leave room for all bytes is found by bisection. Several classes are shared out one
@@ -75,19 +76,31 @@ class Busy:
         parts = (self.nodes, self.rack_in, self.rack_out)
         return max(self.storage, *(float(part.max(initial=0.0)) for part in parts))
 
+    def add_alone(self, costs: TransferCosts, read: Float64Array, packed: Float64Array) -> None:
+        """Counts bytes that one node alone needs: by node, those that it reads, and those of them that it packs."""
+        self.nodes += read[:, None] * costs.read + packed[:, None] * costs.pack
+        self._add_storage(costs, np.arange(len(read)), read)
+
     def add(self, costs: TransferCosts, item: NodeClass, read: Float64Array, sign: float = 1.0) -> None:
         """Counts a class of which each member reads so many bytes; ``sign=-1`` takes it off again."""
         total, members = float(read.sum()), item.members
         here = read[:, None] * _per_byte(costs, item)
         self.nodes[members] += sign * (here + ((total - read) * item.need)[:, None] * costs.take[members])
-        self.nodes[members] += sign * total * _passed_on(item.need)[:, None] * costs.send[members]
-        self.storage += sign * float(read @ costs.storage[members])
-        racks, index = np.unique(costs.rack[members], return_inverse=True)
-        if len(racks) > 1:
-            inside, need = sums(index, read, 0), np.minimum(sums(index, item.need, 0), 1.0)
-            leaving = _first_sends(need) * inside + total * _passed_on(need)
-            self.rack_in[racks] += sign * costs.uplink[racks] * need * (total - inside)
-            self.rack_out[racks] += sign * costs.uplink[racks] * leaving
+        self.nodes[members] += sign * total * _passed_on(costs, item)[:, None] * costs.send[members]
+        self._add_storage(costs, members, sign * read)
+        around = _Racks.of(costs, item)
+        if len(around.racks) > 1:
+            inside = sums(around.index, read, 0)
+            leaving = around.sends * inside + total * around.passed_on
+            self.rack_in[around.racks] += sign * costs.uplink[around.racks] * around.need * (total - inside)
+            self.rack_out[around.racks] += sign * costs.uplink[around.racks] * leaving
+
+    def _add_storage(self, costs: TransferCosts, nodes: Int64Array, read: Float64Array) -> None:
+        self.storage += float(read @ costs.storage[nodes])
+        crossing = costs.crosses[nodes] * read
+        self.rack_in += costs.uplink * sums(costs.rack[nodes], crossing, len(costs.uplink))
+        if costs.storage_rack >= 0:
+            self.rack_out[costs.storage_rack] += costs.uplink[costs.storage_rack] * float(crossing.sum())
 
 
 def share_out(
@@ -144,7 +157,7 @@ def _share(costs: TransferCosts, busy: Busy, item: NodeClass, room: Float64Array
 def _within(costs: TransferCosts, busy: Busy, item: NodeClass, room: Float64Array) -> Float64Array:
     """The share of each member at the smallest deadline that leaves room for all bytes."""
     taken = costs.take[item.members] * item.need[:, None]
-    passed = item.nbytes * _passed_on(item.need)[:, None] * costs.send[item.members]
+    passed = item.nbytes * _passed_on(costs, item)[:, None] * costs.send[item.members]
     base = busy.nodes[item.members] + item.nbytes * taken + passed
     slope = _per_byte(costs, item) - taken
     ranges = _ranges(costs, busy, item, room, base, slope)
@@ -173,8 +186,8 @@ def _ranges(
 ) -> Callable[[float], _Ranges | None]:
     """By deadline the least and most bytes by member, and by rack; None where they leave no room for all bytes."""
     nodes = _Limits.of(base, slope)
-    racks, index = np.unique(costs.rack[item.members], return_inverse=True)
-    around = _rack_limits(costs, busy, item, racks, index) if len(racks) > 1 else None
+    around = _Racks.of(costs, item)
+    index, uplinks = around.index, around.limits(costs, busy, item) if len(around.racks) > 1 else None
 
     def at(deadline_s: float) -> _Ranges | None:
         least, most = nodes.at(deadline_s)
@@ -182,9 +195,10 @@ def _ranges(
         if (low > high).any():
             return None
         rack_low, rack_high = sums(index, low, 0), sums(index, high, 0)
-        if around is not None:
-            least, most = around.at(deadline_s)
-            rack_low, rack_high = np.maximum(rack_low, least), np.minimum(rack_high, np.maximum(most, 0.0))
+        if uplinks is not None:
+            least, most = uplinks.at(deadline_s)
+            rack_low = np.maximum(rack_low, least.max(axis=1))
+            rack_high = np.minimum(rack_high, np.maximum(most.min(axis=1), 0.0))
             if (rack_low > rack_high).any():
                 return None
         # Rooms may add up to just the bytes, give or take a rounding.
@@ -218,37 +232,84 @@ class _Limits:
         return (self.low - deadline_s) / self.low_s, (deadline_s - self.high) / self.high_s
 
 
-def _rack_limits(costs: TransferCosts, busy: Busy, item: NodeClass, racks: Int64Array, index: Int64Array) -> _Limits:
-    """What is read inside a rack leaves it once for those outside; what is not enters it once for those inside."""
-    need = np.minimum(sums(index, item.need, 0), 1.0)
-    enter, leave = costs.uplink[racks] * need, costs.uplink[racks] * _first_sends(need)
-    passed = item.nbytes * costs.uplink[racks] * _passed_on(need)
-    return _Limits(
-        high=np.where(leave > 0, busy.rack_out[racks] + passed, -_NONE),
-        high_s=np.where(leave > 0, leave, 1.0),
-        low=np.where(enter > 0, busy.rack_in[racks] + enter * item.nbytes, -_NONE),
-        low_s=np.where(enter > 0, enter, 1.0),
-    )
+@dataclass(frozen=True, slots=True)
+class _Racks:
+    """The racks of a class.
+
+    Attributes:
+        racks: Those that have members, ascending.
+        index: By member, the place of its rack among them.
+        need: By rack, the share of the bytes that it needs.
+        crossing: By rack, the part of what is read there that comes over its uplink.
+        sends: By rack, how often it sends a byte that is read there to another one.
+        passed_on: By rack, how often it sends on a byte that is read in another one.
+    """
+
+    racks: Int64Array
+    index: Int64Array
+    need: Float64Array
+    crossing: Float64Array
+    sends: Float64Array
+    passed_on: Float64Array
+
+    @classmethod
+    def of(cls, costs: TransferCosts, item: NodeClass) -> _Racks:
+        members = item.members
+        racks, index = np.unique(costs.rack[members], return_inverse=True)
+        need = np.minimum(sums(index, item.need, 0), 1.0)
+        # Racks stand together on the line: one of its nodes says where.
+        place = np.zeros(len(racks), np.int64)
+        place[index] = costs.line[members]
+        sends, passed_on = _along(need, place)
+        crossing = sums(index, costs.crosses[members], 0) / np.bincount(index)
+        return cls(racks, index, need, crossing, sends, passed_on)
+
+    def limits(self, costs: TransferCosts, busy: Busy, item: NodeClass) -> _Limits:
+        """Limits of what is read inside each rack: what of it enters and leaves, and what enters and leaves instead."""
+        uplink, storage = costs.uplink[self.racks], self.racks == costs.storage_rack
+        # What is read elsewhere leaves the storage's rack.
+        others = float(self.crossing[~storage].mean()) if storage.any() and not storage.all() else 0.0
+        leaving = self.passed_on + others * storage
+        base = np.stack([self.need, leaving], axis=1)
+        more = np.stack([self.crossing - self.need, self.sends - leaving], axis=1)
+        now = np.stack([busy.rack_in[self.racks], busy.rack_out[self.racks]], axis=1)
+        return _Limits.of(now + item.nbytes * uplink[:, None] * base, uplink[:, None] * more)
 
 
 def _per_byte(costs: TransferCosts, item: NodeClass) -> Float64Array:
-    """``[member, kind]``, seconds of a byte that the member reads."""
-    sends = _first_sends(item.need)[:, None] * costs.send[item.members]
-    result: Float64Array = costs.read[item.members] + costs.pack[item.members] + sends
+    """``[member, kind]``, seconds of a byte that the member reads, beyond those of one that another reads."""
+    sends, passed_on = _along(item.need, costs.line[item.members])
+    more = (sends - passed_on)[:, None] * costs.send[item.members]
+    result: Float64Array = costs.read[item.members] + costs.pack[item.members] + more
     return result
 
 
-def _first_sends(need: Float64Array) -> Float64Array:
-    """By member, how often it sends a byte that it reads."""
-    result: Float64Array = np.minimum(need.sum() - need, 1.0)
-    return result
+def _passed_on(costs: TransferCosts, item: NodeClass) -> Float64Array:
+    return _along(item.need, costs.line[item.members])[1]
 
 
-def _passed_on(need: Float64Array) -> Float64Array:
-    """By member, how often it sends a byte on that another one reads."""
-    total = float(need.sum())
-    rest = max(total - total / len(need) - 1.0, 0.0)
-    return need * (rest / total if total > 0 else 0.0)
+def _along(need: Float64Array, place: Int64Array) -> tuple[Float64Array, Float64Array]:
+    """By member, how often it sends a byte that it reads itself, and one that another reads.
+
+    Exact where all need all: once at an end, else twice; and never at an end, else once. Members that need parts of
+    their own pass nothing on.
+
+    Args:
+        need: By member, the share of the bytes that it needs.
+        place: By member, its place on the line.
+    """
+    order = np.argsort(place, kind="stable")
+    along = need[order]
+    up_to = np.cumsum(along)
+    below, above = up_to - along, float(up_to[-1]) - up_to
+    sends, passed_on = np.empty(len(need)), np.empty(len(need))
+    sends[order] = np.minimum(below, 1.0) + np.minimum(above, 1.0)
+    # Further hops after the first one on each side, by whoever stands between two others.
+    rest = float((np.maximum(below - 1.0, 0.0) + np.maximum(above - 1.0, 0.0)).mean())
+    between = along * (below > _SLACK) * (above > _SLACK)
+    amount = float(between.sum()) * (1 - 1 / len(need))
+    passed_on[order] = np.minimum(between * (rest / amount), along) if amount > 0 else 0.0
+    return sends, passed_on
 
 
 def _fill(low: Float64Array, high: Float64Array, amount: float) -> Float64Array:

@@ -1,7 +1,7 @@
 """Best-Fit Decreasing over gangs of ranks that talk to each other, within a deadline for the load (docs/design/0005).
 
 The item is a *gang*: the tp ranks of one (pp, dp), or with ep > 1 first the whole stage. The bin is a *domain*: an
-NVLink group, a NUMA node, a node, or as a last resort all nodes together. Items are taken in decreasing bytes; among
+NVLink group, a NUMA node, a node, then a rack, or as a last resort all nodes together. Items are taken in decreasing bytes; among
 the domains that hold an item the closest-knit wins, then the nearest to its neighbouring stages, then the tightest.
 
 Where the costs of the load are known, a domain holds a gang only if its disks, links and processors are done with it by
@@ -223,7 +223,7 @@ class _Attempt:
             # A rank alone talks to nobody over NVLink: for it only tightness counts, whatever the domain, and every GPU
             # is in the domain of its node.
             looser = best is not None and not alone and domain.level > best[1].level
-            if domain.level > last_level or looser or (alone and domain.level is Level.CLUSTER):
+            if domain.level > last_level or looser or (alone and domain.level >= Level.RACK):
                 break
             fit = self._fit(gang, position, domain, fits)
             if fit is not None:
@@ -243,7 +243,7 @@ class _Attempt:
         self, gang: tuple[int, ...], position: int, domain: Domain, fits: dict[int, tuple[int, _Fit | None]]
     ) -> _Fit | None:
         version = len(self.taken)
-        if domain.level is not Level.CLUSTER:
+        if domain.level < Level.RACK:
             version = self.version.get(domain.slots[0].node_index, 0)
             known = fits.get(position)
             if known is not None and known[0] == version:
@@ -251,7 +251,7 @@ class _Attempt:
                 # Another gang of the same kind: the same slots, in the order of its own ranks.
                 return fit and replace(fit, chosen=tuple((gang[at], slot) for at, (_, slot) in enumerate(fit.chosen)))
         free = [slot for slot in domain.slots if slot.order not in self.taken]
-        chosen = self._choose(gang, free, spans_nodes=domain.level is Level.CLUSTER)
+        chosen = self._choose(gang, free, spans_nodes=domain.level >= Level.RACK)
         fit = None
         if chosen is not None:
             left = sum(slot.gpu.free_bytes for slot in free) - sum(self.need[rank] for rank in gang)
@@ -338,7 +338,7 @@ class _Near:
         """0 where a neighbouring stage is on the same node (or none is placed yet), 1 in its rack, else 2."""
         if not self.nodes:
             return 0
-        here = [slot for _, slot in fit.chosen] if domain.level is Level.CLUSTER else domain.slots[:1]
+        here = [slot for _, slot in fit.chosen] if domain.level >= Level.RACK else domain.slots[:1]
         if any(slot.node_index in self.nodes for slot in here):
             return 0
         return 1 if any(slot.node.rack in self.racks for slot in here) else 2

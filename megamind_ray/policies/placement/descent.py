@@ -103,7 +103,7 @@ def _busiest_node(taken: Sequence[Slot], makespan: Makespan) -> int | None:
 
 
 def _elsewhere(taken: list[Slot], gang: range, free: Sequence[Slot]) -> Iterator[list[Slot]]:
-    """The gang on another node's free slots, and on other ones of its own node."""
+    """The gang on another node's free slots, on other ones of its own node; or over nodes of another rack."""
     by_place: dict[tuple[int, int | None], list[Slot]] = {}
     mine = [taken[rank] for rank in gang]
     for slot in [*mine, *free]:
@@ -111,7 +111,12 @@ def _elsewhere(taken: list[Slot], gang: range, free: Sequence[Slot]) -> Iterator
     by_node: dict[int, list[Slot]] = {}
     for (node, _), slots in by_place.items():
         by_node.setdefault(node, []).extend(slots)
-    for slots in [*by_place.values(), *by_node.values()]:
+    by_rack: dict[str | None, list[Slot]] = {}
+    if len({slot.node_index for slot in mine}) > 1:  # no node holds it
+        for slots in sorted(by_node.values(), key=len, reverse=True):
+            by_rack.setdefault(slots[0].node.rack, []).extend(sorted(slots, key=lambda slot: -slot.gpu.free_bytes))
+    whole = [slots[: len(gang)] for slots in by_rack.values()]
+    for slots in [*by_place.values(), *by_node.values(), *whole]:
         if len(slots) >= len(gang):
             moved = list(taken)
             # Roomy GPUs for whoever was on a roomy one before.

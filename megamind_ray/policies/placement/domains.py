@@ -19,7 +19,8 @@ class Level(IntEnum):
     NVLINK = 0
     NUMA = 1
     NODE = 2
-    CLUSTER = 3
+    RACK = 3
+    CLUSTER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,10 @@ def domains(every: Iterable[Slot]) -> list[Domain]:
         if slot.gpu.numa is not None:
             found.setdefault((Level.NUMA, slot.node.id, slot.gpu.numa), []).append(slot)
         found.setdefault((Level.NODE, slot.node.id, None), []).append(slot)
+    of_rack: dict[str, list[Slot]] = {}
+    for slot in every:
+        if slot.node.rack is not None:
+            of_rack.setdefault(slot.node.rack, []).append(slot)
     labels = {
         Level.NVLINK: "NVLink group {} of node {}",
         Level.NUMA: "NUMA node {} of node {}",
@@ -82,15 +87,22 @@ def domains(every: Iterable[Slot]) -> list[Domain]:
         Domain(level, labels[level].format(part, node), tuple(members))
         for (level, node, part), members in found.items()
     ]
-    everything = Domain(Level.CLUSTER, "several nodes (no single node holds the whole gang)", every)
-    return sorted([*within, everything], key=lambda domain: domain.level)
+    racks = [
+        Domain(Level.RACK, f"several nodes of rack {rack} (no single node holds the whole gang)", tuple(members))
+        for rack, members in of_rack.items()
+        if len({slot.node_index for slot in members}) > 1
+    ]
+    where = "no rack holds the whole gang" if racks else "no single node holds the whole gang"
+    everything = Domain(Level.CLUSTER, f"several nodes ({where})", every)
+    return sorted([*within, *racks, everything], key=lambda domain: domain.level)
 
 
 def closeness(taken: Sequence[Slot]) -> Level:
     """The closest level at which some GPUs are together."""
     first = taken[0]
     if any(slot.node_index != first.node_index for slot in taken):
-        return Level.CLUSTER
+        racks = {slot.node.rack for slot in taken}
+        return Level.RACK if len(racks) == 1 and None not in racks else Level.CLUSTER
     if first.gpu.nvlink_group is not None and all(slot.gpu.nvlink_group == first.gpu.nvlink_group for slot in taken):
         return Level.NVLINK
     if first.gpu.numa is not None and all(slot.gpu.numa == first.gpu.numa for slot in taken):

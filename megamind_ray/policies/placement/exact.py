@@ -17,8 +17,8 @@ from megamind_ray.core.ids import NodeId
 from megamind_ray.policies.costs import Float64Array, sums
 from megamind_ray.policies.placement.base import PlacementDecision, PlacementRequest, Seat
 from megamind_ray.policies.placement.best_fit import BestFitDecreasing
-from megamind_ray.policies.placement.domains import Level, Slot, closeness, slots
-from megamind_ray.policies.placement.locality import Group, groups_of
+from megamind_ray.policies.placement.domains import Slot, slots
+from megamind_ray.policies.placement.locality import Group, groups_of, is_close
 from megamind_ray.policies.placement.makespan import Makespan
 from megamind_ray.policies.placement.relaxation import least_seconds
 
@@ -161,10 +161,7 @@ class _Search:
             before = [self._placed[other] for other in group.ranks if other < rank]
             if not before:
                 continue
-            if group.level is Level.CLUSTER:
-                if len({item.node_index for item in (*before, slot)}) > group.num_nodes:
-                    return False
-            elif closeness([*before, slot]) > group.level:
+            if not is_close(group, [*before, slot]):
                 return False
             last = rank - 1
             is_gang = len(group.ranks) == self._request.parallel.tp and group.num_nodes == 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.policies.placement.domains import Level, Slot, closeness, gangs
 
-__all__ = ["Group", "groups_of", "is_kept"]
+__all__ = ["Group", "groups_of", "is_close", "is_kept"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ def groups_of(parallel: Parallel, taken: Sequence[Slot]) -> tuple[Group, ...]:
 
 def is_kept(groups: Sequence[Group], taken: Sequence[Slot]) -> bool:
     """Whether a placement keeps all groups at least so close."""
-    for group in groups:
-        here = [taken[rank] for rank in group.ranks]
-        if group.level is Level.CLUSTER:
-            if len({slot.node_index for slot in here}) > group.num_nodes:
-                return False
-        elif closeness(here) > group.level:
-            return False
-    return True
+    return all(is_close(group, [taken[rank] for rank in group.ranks]) for group in groups)
+
+
+def is_close(group: Group, here: Sequence[Slot]) -> bool:
+    """Whether slots, of all the group's ranks or of some, are as close as the group is kept."""
+    if group.level >= Level.RACK and len({slot.node_index for slot in here}) > group.num_nodes:
+        return False
+    return closeness(here) <= group.level
 
 
 def _group(ranks: tuple[int, ...], taken: Sequence[Slot]) -> Group:

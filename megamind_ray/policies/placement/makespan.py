@@ -88,8 +88,7 @@ class Makespan:
         here, home, pool = owner[alone], node[alone], ~self._direct[owner[alone]]
         read = sums(home, load.class_bytes[here], num_nodes)
         pack = sums(home[pool], load.class_bytes[here[pool]], num_nodes)
-        busy.nodes += read[:, None] * costs.read + pack[:, None] * costs.pack
-        busy.storage += float(read @ costs.storage)
+        busy.add_alone(costs, read, pack)
         return _joined(owner[~alone], node[~alone], needed[~alone], load.class_bytes)
 
 

@@ -108,8 +108,7 @@ def _without_choice(
     read = sums(node[alone], request.nbytes[alone], size)
     pool = alone & ~direct
     packed = sums(node[pool], request.nbytes[pool], size)
-    busy.nodes += read[:, None] * costs.read + packed[:, None] * costs.pack
-    busy.storage += float(read @ costs.storage)
+    busy.add_alone(costs, read, packed)
     if request.busy is not None:
         busy.nodes += request.busy
     return busy, read

@@ -136,6 +136,32 @@ def test_a_wire_between_racks_takes_both_uplinks_and_within_a_rack_none() -> Non
     assert not [name for name in used(model, model.wire(0, 1)) if "uplink" in name]
 
 
+@pytest.mark.parametrize(
+    ("storage_rack", "node_rack", "uplinks"),
+    [
+        ("r0", "r0", set()),
+        ("r0", "r1", {"rack uplink out of r0", "rack uplink in of r1"}),
+        ("r0", None, {"rack uplink out of r0"}),
+        (None, "r1", {"rack uplink in of r1"}),
+        (None, None, set()),
+    ],
+)
+def test_what_is_read_from_storage_crosses_the_uplinks_between(
+    storage_rack: str | None, node_rack: str | None, uplinks: set[str]
+) -> None:
+    racks = (Rack(name="r0", uplink_bytes_per_s=1e9), Rack(name="r1", uplink_bytes_per_s=1e9))
+    reader = node("n0", rack=node_rack, disks=())
+    storage = Storage(bytes_per_s=1e9, rack=storage_rack)
+    model = CostModel(Topology(nodes=(reader,), racks=racks, storage=storage))
+    assert {name for name in used(model, model.read(0)) if "uplink" in name} == uplinks
+
+
+def test_what_a_node_reads_from_its_own_disks_crosses_no_uplink() -> None:
+    racks = (Rack(name="r0", uplink_bytes_per_s=1e9),)
+    model = CostModel(Topology(nodes=(node("n0", rack="r0"),), racks=racks, storage=Storage(bytes_per_s=1e9)))
+    assert not [name for name in used(model, model.read(0)) if "uplink" in name]
+
+
 def test_gpus_behind_a_switch_share_its_way_to_the_host() -> None:
     model = CostModel(Topology(nodes=(node("n0", switches=(Switch(gpus=(0,), bytes_per_s=20e9),)),)))
     assert "PCIe switch of n0/0" in used(model, model.copy(0, 0))

@@ -17,8 +17,10 @@ from megamind_ray.policies.sharing import Busy, NodeClass, share_out
 GB = 10**9
 
 
-def costs_of(*disks_and_nics: tuple[float, float], racks: str = "", uplink: float = 1.0) -> TransferCosts:
-    """Nodes by the GB/s of their disks and networks; a letter of ``racks`` for each."""
+def costs_of(
+    *disks_and_nics: tuple[float, float], racks: str = "", uplink: float = 1.0, storage_rack: str | None = None
+) -> TransferCosts:
+    """Nodes by the GB/s of their disks and networks; a letter of ``racks`` for each. Without disks there is storage."""
     nodes = tuple(
         Node(
             id=NodeId(f"n{index}"),
@@ -32,7 +34,7 @@ def costs_of(*disks_and_nics: tuple[float, float], racks: str = "", uplink: floa
         for index, (disk, nic) in enumerate(disks_and_nics)
     )
     uplinks = tuple(Rack(name=name, uplink_bytes_per_s=uplink * GB) for name in sorted(set(racks)))
-    storage = None if disks_and_nics[0][0] else Storage(bytes_per_s=GB)
+    storage = None if disks_and_nics[0][0] else Storage(bytes_per_s=GB, rack=storage_rack)
     return transfer_costs(CostModel(Topology(nodes=nodes, racks=uplinks, storage=storage)))
 
 
@@ -73,6 +75,26 @@ def test_a_slow_uplink_makes_each_rack_read_its_part() -> None:
     assert seconds == pytest.approx(9, rel=1e-3)
 
 
+def test_at_an_end_of_the_line_a_node_reads_more_as_it_hands_nothing_on() -> None:
+    # The one in the middle hands on all that the others read, and would send what it reads itself to both sides.
+    costs = costs_of((100, 1), (100, 1), (100, 1))
+    share, seconds = shared(costs, 8)
+    middle = int(np.argsort(costs.line)[1])
+    assert share[middle] == pytest.approx(0, abs=0.05)
+    assert seconds == pytest.approx(8, rel=1e-2)
+
+
+def test_nodes_in_the_rack_of_the_storage_read_what_others_would_send_back_to_them() -> None:
+    share, seconds = shared(costs_of((0, 9), (0, 9), racks="xy", uplink=0.5, storage_rack="x"), 8)
+    assert seconds == pytest.approx(16, rel=1e-3)  # all has to get into the other rack
+    assert share[0] > 4 * share[1]
+
+
+def test_storage_outside_of_the_racks_fills_the_uplink_of_each() -> None:
+    _, seconds = shared(costs_of((0, 9), (0, 9), racks="xy", uplink=0.5), 8)
+    assert seconds == pytest.approx(16, rel=1e-3)
+
+
 def test_shared_storage_takes_as_long_whoever_reads() -> None:
     _, seconds = shared(costs_of((0, 100), (0, 100)), 8)
     assert seconds == pytest.approx(8)
@@ -111,12 +133,20 @@ def seconds_of(costs: TransferCosts, item: NodeClass, share: Float64Array) -> fl
     rates=st.lists(st.tuples(st.sampled_from([0.5, 1, 4]), st.sampled_from([0.5, 1, 20])), min_size=2, max_size=4),
     racks=st.lists(st.sampled_from("xy"), min_size=4, max_size=4),
     uplink=st.sampled_from([0.3, 2.0]),
+    storage_rack=st.sampled_from([None, "x", "elsewhere"]),
+    has_disks=st.booleans(),
     data=st.data(),
 )
 def test_no_other_way_to_share_one_class_is_sooner(
-    rates: list[tuple[float, float]], racks: list[str], uplink: float, data: st.DataObject
+    rates: list[tuple[float, float]],
+    racks: list[str],
+    uplink: float,
+    storage_rack: str | None,
+    has_disks: bool,
+    data: st.DataObject,
 ) -> None:
-    costs = costs_of(*rates, racks="".join(racks[: len(rates)]), uplink=uplink)
+    rates = [(disk * has_disks, nic) for disk, nic in rates]
+    costs = costs_of(*rates, racks="".join(racks[: len(rates)]), uplink=uplink, storage_rack=storage_rack)
     each = st.sampled_from([0.25, 0.5, 1.0])
     need = np.array(data.draw(st.lists(each, min_size=len(rates), max_size=len(rates))))
     item = NodeClass(np.arange(len(rates)), 10.0 * GB, need)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,11 @@ def test_nodes_are_dealt_out_to_racks_in_their_order() -> None:
             "racks: two are named 'r-1'",
         ),
         ("[[nodes]]", "[storage]\nrate = 1\nrequests = 0\n[[nodes]]", r"\[storage\]: requests = 0 must be a number"),
+        (
+            "[[nodes]]",
+            '[storage]\nrate = 1\nrack = "attic"\n[[racks]]\nname = "r"\nuplink = 1\n[[nodes]]',
+            "storage: rack is 'attic', and the file has r; name the rack",
+        ),
         ("[[nodes]]", "source = 3\n[[nodes]]", "source = 3 must be a text"),
         ('name = "n0"', "name = 3", "name = 3 must be a text"),
         ('name = "n0"', "", r"nodes\[0\]: name is missing"),
@@ -337,11 +343,14 @@ def _nodes(draw: st.DrawFn, name: str) -> Node:
 def test_dump_and_parse_give_the_topology_back(data: st.DataObject) -> None:
     names = data.draw(st.lists(_TEXT, min_size=1, max_size=3, unique=True))
     racks = data.draw(st.lists(_TEXT, max_size=2, unique=True))
+    storage = data.draw(st.none() | _STORAGES)
+    if storage is not None and racks:
+        storage = replace(storage, rack=data.draw(st.sampled_from([None, *racks])))
     topology = Topology(
         nodes=tuple(data.draw(_nodes(name)) for name in names),
         name=data.draw(_TEXT),
         links=Links(nvlink_bytes_per_s=data.draw(_RATE), wire_bytes_per_s=data.draw(st.none() | _RATE)),
-        storage=data.draw(st.none() | _STORAGES),
+        storage=storage,
         racks=tuple(Rack(name=name, uplink_bytes_per_s=data.draw(_RATE)) for name in racks),
         source=data.draw(_TEXT),
     )
