@@ -21,17 +21,18 @@ from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import DIRECT, Plan
 from megamind_ray.core.topology import Topology
 from megamind_ray.planning.block_runs import block_runs
-from megamind_ray.planning.columns import Grouped
+from megamind_ray.planning.columns import Grouped, expand
 from megamind_ray.planning.cost import CostModel, ResourceKind, Step
-from megamind_ray.planning.grid import Grid, chunk_use, rows_of
+from megamind_ray.planning.grid import ChunkUse, Grid, Rows, chunk_use, packed, rows_of
 from megamind_ray.planning.transfers import NODE_KINDS, transfer_costs, transfer_load
 from megamind_ray.policies.costs import Float64Array, TransferCosts
 from megamind_ray.policies.placement.base import PlacementRequest
 from megamind_ray.policies.placement.domains import slots
 from megamind_ray.policies.placement.locality import Group, groups_of
+from megamind_ray.policies.placement.refutation import Refutation, refute
 from megamind_ray.policies.placement.relaxation import least_seconds
 
-__all__ = ["Bound", "kept_together", "lower_bound", "plan_bound"]
+__all__ = ["Bound", "kept_together", "lower_bound", "plan_bound", "search"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +208,37 @@ def lower_bound(
     return Bound(seconds=total if by_resource else 0.0, resource=slowest, by_resource=by_resource)
 
 
+def search(
+    manifest: Manifest,
+    demands: Demands,
+    model: CostModel,
+    deadline_s: float,
+    *,
+    rank_bytes: Sequence[int] | None = None,
+    chunk_bytes: int = IoConfig().chunk_bytes,
+    direct: bool = True,
+    together: Sequence[Group] = (),
+    max_steps: int = 20_000,
+) -> Refutation:
+    """Whether any plan of a load is done by a deadline, by going through the placements there are.
+
+    Says more than ``lower_bound`` where items are few and whole, and takes seconds to minutes. The arguments are its.
+
+    Args:
+        manifest: The checkpoint.
+        demands: What the ranks need of it.
+        model: The hardware.
+        deadline_s: The deadline.
+        rank_bytes: Device memory that each rank needs.
+        chunk_bytes: The chunk grid.
+        direct: Whether ranks may read for themselves.
+        together: Groups that are kept.
+        max_steps: Nodes to try before giving up.
+    """
+    request = _request(manifest, demands, model, rank_bytes, chunk_bytes, direct=direct)
+    return refute(request, together, deadline_s, max_steps=max_steps)
+
+
 _UPLINKS = (ResourceKind.RACK_IN, ResourceKind.RACK_OUT)
 # Bisection starts here: what takes less takes nothing.
 _NOTHING_S = 1e-6
@@ -236,15 +268,31 @@ def _request(
         extent_bytes=chunk_bytes,
         max_gap_bytes=0,
     )
-    use = chunk_use(rows_of(demands.slices, grid), len(demands.consumer_sets), grid)
+    rows = rows_of(demands.slices, grid)
+    use = chunk_use(rows, len(demands.consumer_sets), grid)
     return PlacementRequest(
         parallel=demands.parallel,
         rank_bytes=tuple(rank_bytes or (0,) * demands.parallel.world),
         topology=model.topology,
         # Blocks that need no cutting, and ranks that read for themselves where they may, take the least.
         costs=transfer_costs(model, verified=reference is not None, packed=True, placed=direct),
-        load=transfer_load(demands, use, direct=direct),
+        load=transfer_load(demands, use, direct=direct, strided_bytes=_strided_bytes(rows, use, grid)),
     )
+
+
+def _strided_bytes(rows: Rows, use: ChunkUse, grid: Grid) -> Float64Array:
+    """By kind of chunk, bytes that blocks have to be cut for: of slices with two or more runs in the same chunk."""
+    size = grid.chunk_bytes
+    strided = np.flatnonzero((rows.stride > rows.run) & (3 * rows.stride <= size))
+    begin, run, stride = rows.begin[strided], rows.run[strided], rows.stride[strided]
+    # Of chunks that lie within the slice from end to end.
+    first, last = -(-begin // size), rows.end[strided] // size
+    owner, step = expand(np.maximum(last - first, 0))
+    chunk = first[owner] + step
+    begin, run, stride = begin[owner], run[owner], stride[owner]
+    nbytes = packed((chunk + 1) * size - begin, run, stride) - packed(chunk * size - begin, run, stride)
+    kind = use.kind[np.searchsorted(use.chunk, chunk)]
+    return np.asarray(np.bincount(kind, weights=nbytes, minlength=len(use.sets)), np.float64)
 
 
 def _only(costs: TransferCosts, kind: ResourceKind) -> TransferCosts:
@@ -261,6 +309,7 @@ def _only(costs: TransferCosts, kind: ResourceKind) -> TransferCosts:
         send=costs.send * keep,
         take=costs.take * keep,
         copy=costs.copy * keep,
+        cut=None if costs.cut is None else costs.cut * keep,
         storage=on(ResourceKind.STORAGE, costs.storage),
         device=on(ResourceKind.DEVICE, costs.device),
         switch=on(ResourceKind.SWITCH, costs.switch),

@@ -30,7 +30,7 @@ from megamind_ray.planning.cost import CostModel
 from megamind_ray.planning.extent_length import extent_lengths
 from megamind_ray.planning.extents import Cut, cut
 from megamind_ray.planning.grid import ChunkUse, Grid, chunk_use, rows_of
-from megamind_ray.planning.line import line_of
+from megamind_ray.planning.line import line_of, shorter_line
 from megamind_ray.planning.topology_dump import dump_topology
 from megamind_ray.planning.transfers import transfer_costs, transfer_load
 from megamind_ray.policies.costs import Float64Array
@@ -230,7 +230,26 @@ def _line(pieces: Cut, routes: RoutingDecision, topology: Topology, node_of_rank
     pooled = ~routes.direct
     weights = (pieces.end - pieces.begin)[pooled]
     read_bytes = np.bincount(routes.node[pooled], weights=weights, minlength=len(topology.nodes)).astype(np.int64)
-    return line_of(topology, read_bytes, np.union1d(node_of_rank, routes.node[pooled]))
+    line = line_of(topology, read_bytes, np.union1d(node_of_rank, routes.node[pooled]))
+    return shorter_line(topology, line, *_handed_on(pieces, routes, topology)) if line else line
+
+
+def _handed_on(pieces: Cut, routes: RoutingDecision, topology: Topology) -> tuple[list[Int64Array], Float64Array]:
+    """Groups of nodes that need the same blocks, and ``[group, node]``, the bytes of them that each node reads."""
+    through_pool = np.flatnonzero(~routes.direct[pieces.block_extent])
+    groups: dict[bytes, int] = {}
+    members: list[Int64Array] = []
+    group_of = np.zeros(len(pieces.set_nodes), np.int64)
+    for index in range(len(pieces.set_nodes)):
+        nodes = pieces.set_nodes.values[pieces.set_nodes.first[index] : pieces.set_nodes.first[index + 1]]
+        group_of[index] = groups.setdefault(nodes.tobytes(), len(groups))
+        if len(groups) > len(members):
+            members.append(nodes)
+    num_nodes = len(topology.nodes)
+    reader = routes.node[pieces.block_extent[through_pool]]
+    key = group_of[pieces.block_consumers[through_pool]] * num_nodes + reader
+    nbytes = np.bincount(key, weights=pieces.block_nbytes[through_pool], minlength=len(members) * num_nodes)
+    return members, nbytes.reshape(-1, num_nodes).astype(np.float64)
 
 
 def _pool_need(

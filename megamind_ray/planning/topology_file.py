@@ -116,8 +116,9 @@ def _require_known_rack(where: str, storage: Storage | None, known: set[str | No
     """A rack that is spelt otherwise would be one without a limit."""
     if storage is not None and storage.rack not in known:
         racks = sorted(name for name in known if name is not None)
+        has = listed(racks) if racks else "no racks"
         raise RequestError(
-            f"{where}: storage: rack is {storage.rack!r:.40}, and the file has {listed(racks) if racks else 'no racks'}; "
+            f"{where}: storage: rack is {storage.rack!r:.40}, and the file has {has}; "
             f"name the rack that the storage stands in, or leave it out where it is outside of all"
         )
 

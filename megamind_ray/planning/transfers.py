@@ -71,7 +71,17 @@ def transfer_costs(
         storage_rack=-1 if storage_rack is None else racks[storage_rack],
         line=places_of(model.topology),
         **_copies(model, placed=placed),
+        cut=_cuts(model) if packed else None,
     )
+
+
+def _cuts(model: CostModel) -> Float64Array:
+    """What cutting takes beyond a block that lies in its extent as it is, however long its runs are."""
+    strided, whole = _zeros(model), _zeros(model)
+    for index, node in enumerate(model.topology.nodes):
+        _count(model, [model.cut(index)], strided[index], node.id)
+        _count(model, [model.cut(index, packed=True)], whole[index], node.id)
+    return np.maximum(strided - whole, 0.0)
 
 
 def _wires(model: CostModel) -> tuple[Float64Array, Float64Array]:
@@ -136,13 +146,16 @@ def _of_kind(model: CostModel, step: Step, kind: ResourceKind) -> float:
     return sum(units / resource.capacity for units, resource in uses if resource.kind is kind)
 
 
-def transfer_load(demands: Demands, use: ChunkUse, *, direct: bool = True) -> TransferLoad:
+def transfer_load(
+    demands: Demands, use: ChunkUse, *, direct: bool = True, strided_bytes: Float64Array | None = None
+) -> TransferLoad:
     """Bytes by who needs them: chunks that the same sets need are a class.
 
     Args:
         demands: What the ranks need.
         use: Which sets need how much of each chunk.
         direct: Whether a rank may read for itself what it alone needs.
+        strided_bytes: By kind of chunk, see ``TransferLoad``.
     """
     sets = group_sets(demands.consumer_sets)
     kind = np.repeat(np.arange(len(use.sets), dtype=np.int64), use.sets.counts)
@@ -154,4 +167,5 @@ def transfer_load(demands: Demands, use: ChunkUse, *, direct: bool = True) -> Tr
         part_bytes=use.nbytes,
         class_bytes=np.asarray(np.bincount(kind, weights=use.nbytes, minlength=len(use.sets)), np.float64),
         direct=direct,
+        strided_bytes=strided_bytes,
     )

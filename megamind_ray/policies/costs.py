@@ -39,6 +39,7 @@ class TransferCosts:
         crosses: ``[node]``, 1 where what the node reads comes from outside of its rack, over the uplink; else 0.
         storage_rack: Index of the rack that it leaves then; -1: storage stands in none.
         line: ``[node]``, its place on the line along which blocks are handed on, as far as it is known beforehand.
+        cut: ``[node, kind]``, what a byte takes beyond ``pack`` that is cut out of strides; None where ``pack`` has it.
         gpu_node: ``[gpu]``, its node.
         copy: ``[gpu, kind]``, a byte copied into the GPU, of its node's resources.
         device: ``[gpu]``, the same of the GPU's own link.
@@ -61,6 +62,7 @@ class TransferCosts:
     device: Float64Array
     gpu_switch: Int64Array
     switch: Float64Array
+    cut: Float64Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,6 +80,8 @@ class TransferLoad:
         part_bytes: ``[part]``, bytes that the set needs of the class.
         class_bytes: ``[class]``, distinct bytes.
         direct: Whether a rank reads classes that it alone needs by itself, past the pool.
+        strided_bytes: ``[class]``, those of the class that are cut out of strides wherever they are read, as rows of a
+            matrix that is split by columns; None where that is not asked.
     """
 
     first_rank: Int64Array
@@ -87,6 +91,7 @@ class TransferLoad:
     part_bytes: Float64Array
     class_bytes: Float64Array
     direct: bool = True
+    strided_bytes: Float64Array | None = None
 
     @property
     def part_class(self) -> Int64Array:

@@ -1,8 +1,9 @@
 """Best-Fit Decreasing over gangs of ranks that talk to each other, within a deadline for the load (docs/design/0005).
 
 The item is a *gang*: the tp ranks of one (pp, dp), or with ep > 1 first the whole stage. The bin is a *domain*: an
-NVLink group, a NUMA node, a node, then a rack, or as a last resort all nodes together. Items are taken in decreasing bytes; among
-the domains that hold an item the closest-knit wins, then the nearest to its neighbouring stages, then the tightest.
+NVLink group, a NUMA node, a node, then a rack, or as a last resort all nodes together. Items are taken in decreasing
+bytes; among the domains that hold an item the closest-knit wins, then the nearest to its neighbouring stages, then the
+tightest.
 
 Where the costs of the load are known, a domain holds a gang only if its disks, links and processors are done with it by
 a deadline, and the deadline is made as short as it can be. What is close-knit stays so: see ``locality``.
@@ -24,6 +25,8 @@ from megamind_ray.policies.placement.descent import descend
 from megamind_ray.policies.placement.domains import Domain, Level, Slot, domains, few_nodes, gangs, slots
 from megamind_ray.policies.placement.locality import Group, groups_of, is_kept
 from megamind_ray.policies.placement.makespan import Makespan
+from megamind_ray.policies.placement.one_by_one import one_by_one
+from megamind_ray.policies.placement.refutation import refute
 from megamind_ray.policies.placement.relaxation import least_seconds
 from megamind_ray.units import format_bytes
 
@@ -36,6 +39,10 @@ _WORTH = 0.995
 _NUM_DEADLINES, _NUM_DEADLINES_OF_LARGE = 8, 3
 # Improving exchange by exchange is for meshes that people look at; it costs seconds beyond them.
 _MAX_DESCENT_RANKS = 128
+# Where the best is so far from what none can beat, others are searched for, by steps that are so much shorter. Looking
+# closely at a placement takes as long as some steps.
+_WORTH_A_SEARCH, _WORTH_A_STEP = 1.03, 0.98
+_MAX_SEARCH_STEPS, _STEPS_OF_A_CANDIDATE = 3_000, 5
 
 
 class BestFitDecreasing:
@@ -55,7 +62,7 @@ class BestFitDecreasing:
         clock = _Clock.of(request)
         best = _on_one_node(request, every, clock) or _Attempt(request, every).run()
         if len(best) < request.parallel.world:
-            return _one_by_one(request)
+            return one_by_one(request)
         if clock is not None:
             best = _sooner(request, every, best, clock)
         seats = [best[rank] for rank in request.parallel.ranks]
@@ -139,8 +146,49 @@ def _sooner(request: PlacementRequest, every: Sequence[Slot], first: _Placed, cl
         else:
             early_s = max(deadline_s, early_s * (1 + 1e-9))
     if best_s > least_s * _GOOD_ENOUGH and request.parallel.world <= _MAX_DESCENT_RANKS:
-        return _descended(request, every, best, clock, least_s * _GOOD_ENOUGH)
+        best = _descended(request, every, best, clock, least_s * _GOOD_ENOUGH)
+        if clock.seconds(best) > least_s * _WORTH_A_SEARCH:
+            best = _searched(request, every, best, clock, groups)
     return best
+
+
+def _searched(
+    request: PlacementRequest, every: Sequence[Slot], best: _Placed, clock: _Clock, groups: Sequence[Group]
+) -> _Placed:
+    """The best placement that a search over nodes comes upon, beginning with the one that there is."""
+    found: _Placed = best
+    best_s = clock.seconds(best)
+    left = _MAX_SEARCH_STEPS
+
+    def accept(where: tuple[int, ...]) -> bool:
+        nonlocal found, best_s, left
+        left -= _STEPS_OF_A_CANDIDATE
+        placed = _seated(request, every, where)
+        if placed is not None and _is_as_close(request, placed, groups) and clock.seconds(placed) < best_s * _WORTH:
+            found, best_s = placed, clock.seconds(placed)
+            return True
+        return left <= 0
+
+    while left > 0:
+        result = refute(request, groups, best_s * _WORTH_A_STEP, max_steps=left, accept=accept)
+        left -= result.num_steps
+        if result.candidate is None:
+            break
+    return found
+
+
+def _seated(request: PlacementRequest, every: Sequence[Slot], where: Sequence[int]) -> _Placed | None:
+    """The ranks on GPUs of the nodes that a search gave them; None where it fails."""
+    tp, placed = request.parallel.tp, dict[int, _Taken]()
+    for node in dict.fromkeys(where):
+        attempt = _Attempt(request, [slot for slot in every if slot.node_index == node])
+        here = [rank for rank, at in enumerate(where) if at == node]
+        parts = [tuple(rank for rank in here if rank // tp == gang) for gang in {rank // tp: None for rank in here}]
+        for part in sorted(parts, key=lambda part: -sum(request.rank_bytes[rank] for rank in part)):
+            if not attempt.place(part, last_level=Level.NODE):
+                return None
+        placed |= attempt.placed
+    return placed
 
 
 def _is_as_close(request: PlacementRequest, placed: _Placed, groups: Sequence[Group]) -> bool:
@@ -204,17 +252,18 @@ class _Attempt:
             self._num_asked += len(gang)
             # An expert-parallel stage exchanges tokens among all its ranks: keep it together if any domain can.
             whole = len(gang) > self.parallel.tp
-            if self._place(gang, last_level=Level.NODE if whole else self.last_level) or not whole:
+            if self.place(gang, last_level=Level.NODE if whole else self.last_level) or not whole:
                 continue
             tp = self.parallel.tp
             for part in self._in_decreasing_bytes([gang[i : i + tp] for i in range(0, len(gang), tp)]):
-                self._place(part, last_level=self.last_level)
+                self.place(part, last_level=self.last_level)
         return self.placed
 
     def _in_decreasing_bytes(self, gangs: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
         return sorted(gangs, key=lambda gang: -sum(self.need[rank] for rank in gang))
 
-    def _place(self, gang: tuple[int, ...], *, last_level: Level) -> bool:
+    def place(self, gang: tuple[int, ...], *, last_level: Level) -> bool:
+        """Places a gang in the best domain up to a level; False where none holds it."""
         best: tuple[tuple[int, ...], Domain, _Fit] | None = None
         alone = len(gang) == 1
         near = self._neighbours(gang)
@@ -342,16 +391,3 @@ class _Near:
         if any(slot.node_index in self.nodes for slot in here):
             return 0
         return 1 if any(slot.node.rack in self.racks for slot in here) else 2
-
-
-def _one_by_one(request: PlacementRequest) -> PlacementDecision:
-    """Largest rank first, each on the smallest free GPU that holds it: complete whenever any placement is."""
-    free = sorted(slots(request.topology), key=lambda slot: slot.gpu.free_bytes)
-    seats: dict[int, Seat] = {}
-    for rank in sorted(request.parallel.ranks, key=lambda rank: -request.rank_bytes[rank]):
-        position = next((i for i, slot in enumerate(free) if slot.gpu.free_bytes >= request.rank_bytes[rank]), None)
-        if position is not None:
-            best = free.pop(position)
-            reason = "smallest GPU that holds it; no placement that keeps gangs together fits"
-            seats[rank] = Seat(node=best.node.id, gpu=best.gpu.index, reason=reason)
-    return PlacementDecision(seats=tuple(seats.get(rank) for rank in request.parallel.ranks))

@@ -117,6 +117,7 @@ class _Relaxation:
         self._facts = _Facts.of(load, request, items)
         self._floors = self._facts.floors(items)
         self._work = (float(load.class_bytes.sum()), self._facts.packed_total, float(self._facts.copied.sum()))
+        self._strided = self._facts.strided_total
 
     def least_seconds(self) -> float:
         late = 1e-6
@@ -175,9 +176,10 @@ class _Relaxation:
         """
         costs, holds = self._costs, room > 0
         taken = self._facts.taken(room)
-        amounts = (*self._work, taken, taken)
+        cut = np.zeros_like(costs.read) if costs.cut is None else costs.cut
+        amounts = (*self._work, taken, taken, self._strided)
         for kind in range(costs.read.shape[1]):
-            steps = (costs.read, costs.pack, self._hardware.copy, costs.take, costs.send)
+            steps = (costs.read, costs.pack, self._hardware.copy, costs.take, costs.send, cut)
             columns = [step[holds, kind] for step in steps]
             work = [(amount, column) for amount, column in zip(amounts, columns, strict=True) if amount > 0]
             # What some node does for nothing may all be done there.
@@ -249,6 +251,7 @@ class _Facts:
     spread: Int64Array
     common: Float64Array
     packed_total: float
+    strided_total: float
     shared_by: Int64Array
     shared_need: Float64Array
     shared_bytes: Float64Array
@@ -278,6 +281,7 @@ class _Facts:
             inflow=sums(by, load.part_bytes[wanted], num),
             **_sharing(load, wanted, by, num),
             packed_total=float(pooled.sum()),
+            strided_total=0.0 if load.strided_bytes is None else float((load.strided_bytes * ~direct).sum()),
             **_shared(load, wanted, by),
         )
 

@@ -20,7 +20,7 @@ from megamind_ray.core.plan import Plan
 from megamind_ray.core.tensor import DType, TensorInfo
 from megamind_ray.core.topology import Disk, Gpu, Nic, Node, Rack, Storage, Switch, Topology
 from megamind_ray.errors import CapacityError
-from megamind_ray.planning.bound import Bound, kept_together, lower_bound, plan_bound
+from megamind_ray.planning.bound import Bound, kept_together, lower_bound, plan_bound, search
 from megamind_ray.planning.build import build_plan
 from megamind_ray.planning.cost import CostModel, ResourceKind
 from megamind_ray.planning.demands import build_demands
@@ -150,6 +150,51 @@ def test_what_fits_nowhere_takes_for_ever() -> None:
     assert lower_bound(manifest, demands, CostModel(topology)).seconds == float("inf")
 
 
+def test_three_stages_on_two_nodes_are_two_on_one_of_them() -> None:
+    topology = Topology(nodes=tuple(one_disk(f"n{i}", gpus=2) for i in range(2)))
+    manifest, parallel = layered(), Parallel(pp=3)
+    demands = demands_of(manifest, parallel, LAYERS)
+    model, stage_s = CostModel(topology), 9 * MIB / GB
+    assert search(manifest, demands, model, 1.98 * stage_s, chunk_bytes=MIB).is_proven
+    assert not search(manifest, demands, model, 2.02 * stage_s, chunk_bytes=MIB).is_proven
+
+
+def test_between_two_others_a_node_hands_on_what_it_does_not_read() -> None:
+    topology = Topology(nodes=tuple(one_disk(f"n{i}", disk=100 * GB, nic=GB) for i in range(3)))
+    manifest, demands = checkpoint(64), demands_of(checkpoint(64), Parallel(dp=3), COPIES)
+    model, all_s = CostModel(topology), 64 * MIB / GB
+    assert lower_bound(manifest, demands, model, chunk_bytes=MIB).seconds < 0.7 * all_s  # two thirds come in
+    assert search(manifest, demands, model, 0.98 * all_s, chunk_bytes=MIB).is_proven
+    assert not search(manifest, demands, model, 1.02 * all_s, chunk_bytes=MIB).is_proven
+
+
+def test_columns_are_cut_wherever_they_are_read() -> None:
+    node = one_disk("n0", gpus=2, disk=1000 * GB)
+    slow = Topology(nodes=(replace(node, host=replace(node.host, memory_bytes_per_s=10 * GB)),))
+    columns = (Rule(pattern="*", placement=Shard(dim=1), stage="all"),)
+    by_rows, by_columns = (
+        lower_bound(
+            checkpoint(64),
+            demands_of(checkpoint(64), Parallel(tp=2), rules),
+            CostModel(slow),
+            chunk_bytes=MIB,
+            direct=False,
+        )
+        for rules in (ROWS, columns)
+    )
+    # Two bytes more of memory's rate for each.
+    assert by_columns.by_resource["host memory"] - by_rows.by_resource["host memory"] == pytest.approx(
+        2 * 64 * MIB / (10 * GB), rel=0.05
+    )
+
+
+def test_a_search_that_is_cut_short_proves_nothing() -> None:
+    topology = Topology(nodes=tuple(one_disk(f"n{i}", gpus=2) for i in range(2)))
+    demands = demands_of(layered(), Parallel(pp=3), LAYERS)
+    result = search(layered(), demands, CostModel(topology), 10 * MIB / GB, chunk_bytes=MIB, max_steps=1)
+    assert (result.is_proven, result.candidate) == (False, None)
+
+
 class AnyConsumer:
     """Readers drawn from the consumers."""
 
@@ -173,7 +218,7 @@ def hardware(draw: st.DrawFn) -> Topology:
 
     has_disks = draw(st.booleans())
     nodes = []
-    for index in range(draw(st.integers(1, 3))):
+    for index in range(draw(st.integers(1, 4))):
         count = draw(st.integers(1, 4))
         gpus = tuple(
             Gpu(
@@ -195,12 +240,13 @@ def hardware(draw: st.DrawFn) -> Topology:
                 pool_bytes=1 << 33,
                 disks=(Disk(name="d", bytes_per_s=rate(0.5, 1, 3)),) if has_disks else (),
                 nics=(Nic(name="n", bytes_per_s=rate(0.3, 1, 3)),),
-                rack=draw(st.sampled_from([None, "x", "y"])),
+                rack=draw(st.sampled_from([None, "x", "y", "z"])),
                 switches=switches,
             )
         )
-    racks = (Rack(name="x", uplink_bytes_per_s=rate(0.5, 2)),)
-    storage = None if has_disks else Storage(bytes_per_s=rate(0.5, 2))
+    racks = (Rack(name="x", uplink_bytes_per_s=rate(0.3, 2)), Rack(name="y", uplink_bytes_per_s=rate(0.3, 2)))
+    rack = draw(st.sampled_from([None, "x", "z"]))
+    storage = None if has_disks else Storage(bytes_per_s=rate(0.5, 2), rack=rack)
     return Topology(nodes=tuple(nodes), racks=racks, storage=storage)
 
 
@@ -226,7 +272,9 @@ def planned(topology: Topology, demands: Demands, policy: str, config: Config, d
 @settings(max_examples=60)
 @given(
     topology=hardware(),
-    mesh=st.sampled_from([(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 3, 1), (1, 3, 2)]),
+    mesh=st.sampled_from(
+        [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 3, 1), (1, 3, 2), (1, 1, 4)]
+    ),
     policy=st.sampled_from(sorted(PLACEMENT)),
     direct=st.booleans(),
     data=st.data(),
@@ -250,3 +298,8 @@ def test_no_plan_of_any_policy_is_below_the_bound(
             layered(), demands, model, rank_bytes=needs, chunk_bytes=MIB, direct=direct, together=together
         )
         assert found >= least.seconds * (1 - 1e-6)
+        # What has been done cannot be refuted.
+        late = found * (1 + 1e-6)
+        assert not search(
+            layered(), demands, model, late, rank_bytes=needs, chunk_bytes=MIB, direct=direct, together=together
+        ).is_proven

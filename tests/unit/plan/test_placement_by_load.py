@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.parallel import Parallel
@@ -21,6 +23,7 @@ from megamind_ray.policies.placement.exact import Exact, solve
 from megamind_ray.policies.placement.largest_first import LargestFirst
 from megamind_ray.policies.placement.locality import groups_of, is_kept
 from megamind_ray.policies.placement.makespan import Makespan
+from megamind_ray.policies.placement.refutation import refute
 from megamind_ray.policies.placement.round_robin import RoundRobin
 from megamind_ray.policies.placement.topology_blind import TopologyBlind
 from megamind_ray.policies.registry import PLACEMENT
@@ -134,6 +137,41 @@ def test_the_exact_search_finds_the_optimum() -> None:
     # 8 + 5 on one node, 7 + 6 on the other.
     assert solution.is_proven
     assert solution.seconds == pytest.approx(13.0)
+
+
+@settings(max_examples=40)
+@given(
+    rank_gb=st.lists(st.sampled_from([2.0, 3.0, 5.0, 8.0]), min_size=2, max_size=5),
+    disks=st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=2, max_size=3),
+    data=st.data(),
+)
+def test_the_exact_optimum_is_not_refuted_and_anything_sooner_is(
+    rank_gb: list[float], disks: list[float], data: st.DataObject
+) -> None:
+    free = [data.draw(st.sampled_from([(80.0,), (80.0, 80.0), (80.0,) * 3])) for _ in disks]
+    nodes = [plain(f"n{index}", *free[index], disk=disk) for index, disk in enumerate(disks)]
+    request = request_for(Parallel(pp=len(rank_gb)), rank_gb, *nodes)
+    every = slots(request.topology)
+    if len(every) < len(rank_gb):
+        return
+    solution = solve(request, every[: len(rank_gb)], max_steps=100_000)
+    assert solution.is_proven
+    assert not refute(request, (), solution.seconds * (1 + 1e-5)).is_proven
+    # Stages of their own, so whoever reads is who needs: what is looked at is all that counts.
+    assert refute(request, (), solution.seconds * 0.999).is_proven
+
+
+def test_a_search_goes_on_after_a_candidate_that_is_refused_and_proves_nothing_then() -> None:
+    request = request_for(Parallel(pp=2), [8, 7], plain("a", 80, disk=1), plain("b", 80, disk=2))
+    seen: list[tuple[int, ...]] = []
+
+    def refuse(where: tuple[int, ...]) -> bool:
+        seen.append(where)
+        return False
+
+    result = refute(request, (), 100.0, accept=refuse)
+    assert sorted(seen) == [(0, 1), (1, 0)]
+    assert (result.is_proven, result.candidate) == (False, None)
 
 
 def test_a_search_that_is_cut_short_says_so_and_gives_the_best_it_has() -> None:
