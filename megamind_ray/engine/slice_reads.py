@@ -38,8 +38,8 @@ __all__ = ["ReadSummary", "SliceRows", "read_slices", "slice_table", "whole_tens
 _SAMPLED_SLICES: Final = 8
 # Of an extent that is in memory: beyond, longer ones save nothing (docs/design/0010).
 _LONGEST_IN_MEMORY_BYTES: Final = 64 * MIB
-# Of the last extents: as long as the work that each costs, whatever it has, is small beside its bytes.
-_SHORTEST_BYTES: Final = 4 * MIB
+# Of the last extents: shorter ones would take longer to begin than to read.
+_SHORTEST_BYTES: Final = 2 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +197,11 @@ def _is_in_memory(reader: ExtentReader, slices: SliceTable) -> bool:
 
 
 def _grid(manifest: Manifest, files: FileTable, io: IoConfig) -> Grid:
+    """The grid that extents end on: of chunks only where chunks are checked or requested one by one."""
+    by_chunk = manifest.reference is not None or io.is_remote(manifest.root)
     return Grid(
         files=manifest.files,
-        chunk_bytes=files.chunk_bytes,
+        chunk_bytes=files.chunk_bytes if by_chunk else min(files.chunk_bytes, _SHORTEST_BYTES),
         extent_bytes=io.extent_bytes,
         max_gap_bytes=io.gap_bytes(manifest.root),
         whole_chunks=manifest.reference is not None,
