@@ -112,8 +112,8 @@ def _worst_received(loaded: Loaded) -> float:
 def racks(found: Found, expected: Expected, *, rounds: int) -> None:
     """Two racks of two hosts, uplinks of a quarter of a link, storage in the first rack.
 
-    With tp=2 each gang is kept in a rack, so that both racks need everything: that is for running the model, and no sooner
-    loaded than any other way. With pp=2 awareness is for the load: copies of a stage that are in one rack need half.
+    With tp=2 each gang is kept in a rack, so that both racks need everything: that is for running the model, and no
+    sooner loaded than any other way. With pp=2 awareness is for the load: copies of a stage in one rack need half.
     """
     two_racks = in_two_racks(
         nic_bytes_per_s=NIC_BYTES_PER_S, oversubscribed=8.0, storage_bytes_per_s=STORAGE_BYTES_PER_S

@@ -81,8 +81,9 @@ def build_plan(
     grid = wanted.with_extents(grid, node_of_rank)
     pieces = cut(demands, grid, node_of_rank, apart=wanted.allow_direct, by_chunk=(rows, use))
     policy = routing or routing_policy(config.routing)
-    routes = _routes(wanted.routing_request(request, pieces, seats), policy, node_of_rank)
-    line = _line(pieces, routes, topology, node_of_rank)
+    question = wanted.routing_request(request, pieces, seats)
+    routes = _routes(question, policy, node_of_rank)
+    line = _line(pieces, routes, question, node_of_rank)
     plan = Plan(
         uri=manifest.uri,
         root=manifest.root,
@@ -226,12 +227,19 @@ def _routes(request: RoutingRequest, policy: RoutingPolicy, node_of_rank: Int64A
     return decision
 
 
-def _line(pieces: Cut, routes: RoutingDecision, topology: Topology, node_of_rank: Int64Array) -> tuple[NodeId, ...]:
+def _line(
+    pieces: Cut, routes: RoutingDecision, question: RoutingRequest, node_of_rank: Int64Array
+) -> tuple[NodeId, ...]:
+    topology = question.topology
     pooled = ~routes.direct
     weights = (pieces.end - pieces.begin)[pooled]
     read_bytes = np.bincount(routes.node[pooled], weights=weights, minlength=len(topology.nodes)).astype(np.int64)
     line = line_of(topology, read_bytes, np.union1d(node_of_rank, routes.node[pooled]))
-    return shorter_line(topology, line, *_handed_on(pieces, routes, topology)) if line else line
+    if not line:
+        return line
+    members, read = _handed_on(pieces, routes, topology)
+    copying = np.zeros_like(question.costs.read) if question.busy is None else question.busy
+    return shorter_line(topology, line, members, read, question.costs, copying)
 
 
 def _handed_on(pieces: Cut, routes: RoutingDecision, topology: Topology) -> tuple[list[Int64Array], Float64Array]:

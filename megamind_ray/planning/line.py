@@ -11,7 +11,7 @@ import numpy as np
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.topology import Node, Topology
-from megamind_ray.policies.costs import Float64Array
+from megamind_ray.policies.costs import Float64Array, TransferCosts
 
 __all__ = ["line_of", "places_of", "shorter_line"]
 
@@ -64,7 +64,12 @@ def line_of(topology: Topology, read_bytes: Int64Array, used: Int64Array) -> tup
 
 
 def shorter_line(
-    topology: Topology, order: tuple[NodeId, ...], members: Sequence[Int64Array], read: Float64Array
+    topology: Topology,
+    order: tuple[NodeId, ...],
+    members: Sequence[Int64Array],
+    read: Float64Array,
+    costs: TransferCosts,
+    copying: Float64Array,
 ) -> tuple[NodeId, ...]:
     """The line, or one by exchanges of nodes of a rack in which the busiest node is busy with sending for less time.
 
@@ -76,21 +81,30 @@ def shorter_line(
         order: The line.
         members: Nodes that need the same blocks, for each such group.
         read: ``[group, node]``, bytes of the group's blocks that the node reads.
+        costs: What it takes.
+        copying: ``[node, kind]``, seconds that nodes are busy whatever the line.
     """
     index = {node.id: at for at, node in enumerate(topology.nodes)}
     first = places_of(topology)
     line = [index[node] for node in order]
     if len(line) > _MAX_EXCHANGED:
         return order
-    send_s = np.array([_send_s(topology, node) for node in topology.nodes])
+    taken = np.zeros(len(topology.nodes))
+    for nodes, nbytes in zip(members, read, strict=True):
+        taken[nodes] += nbytes.sum() - nbytes[nodes]
+    once = read.sum(axis=0)[:, None] * (costs.read + costs.pack) + taken[:, None] * costs.take + copying
+    uplink_s = {rack.name: 1 / rack.uplink_bytes_per_s for rack in topology.racks}
     racks = [node.rack for node in topology.nodes]
+    names = list(dict.fromkeys(racks))
+    rack_of = np.array([names.index(rack) for rack in racks], np.int64)
+    out_s = np.array([uplink_s.get(name, 0.0) if name is not None else 0.0 for name in names])
 
     def busiest_s(candidate: list[int]) -> float:
-        return float((_sent_bytes(candidate, members, read) * send_s).max(initial=0.0))
+        sent, left = _sent_bytes(candidate, members, read, rack_of)
+        return max(float((once + sent[:, None] * costs.send).max(initial=0.0)), float((left * out_s).max(initial=0.0)))
 
     # As placement supposed it to be, where that is no worse.
-    rack_place = {rack: place for place, rack in reversed(list(enumerate(racks[at] for at in line)))}
-    supposed = sorted(line, key=lambda at: (rack_place[racks[at]], int(first[at])))
+    supposed = sorted(line, key=lambda at: int(first[at]))
     best_s, best = min(((busiest_s(candidate), candidate) for candidate in (line, supposed)), key=lambda item: item[0])
     improved = True
     while improved:
@@ -106,22 +120,31 @@ def shorter_line(
     return tuple(topology.nodes[at].id for at in best)
 
 
-def _sent_bytes(line: Sequence[int], members: Sequence[Int64Array], read: Float64Array) -> Float64Array:
-    """By node, what it sends: what it reads to each side where somebody needs it, and what it hands on."""
-    sent = np.zeros(read.shape[1])
+def _sent_bytes(
+    line: Sequence[int], members: Sequence[Int64Array], read: Float64Array, rack_of: Int64Array
+) -> tuple[Float64Array, Float64Array]:
+    """By node, what it sends: what it reads to each side where somebody needs it, and what it hands on.
+
+    And by rack, what of that leaves it.
+    """
+    sent, left = np.zeros(read.shape[1]), np.zeros(int(rack_of.max()) + 1)
     place = np.zeros(read.shape[1], np.int64)
     place[line] = np.arange(len(line))
+    racks = rack_of[line]
     for nodes, nbytes in zip(members, read, strict=True):
         along = nbytes[line]
         needs = np.zeros(len(line), np.bool_)
         needs[place[nodes]] = True
         below, total = np.cumsum(along) - along, float(along.sum())
-        is_above = np.cumsum(needs[::-1])[::-1] - needs > 0
-        is_below = np.cumsum(needs) - needs > 0
-        up = is_above * (along + below * needs)
-        down = is_below * (along + (total - below - along) * needs)
+        takers = np.flatnonzero(needs)
+        after = np.searchsorted(takers, np.arange(len(line)), side="right")
+        before = np.searchsorted(takers, np.arange(len(line)), side="left") - 1
+        up = (after < len(takers)) * (along + below * needs)
+        down = (before >= 0) * (along + (total - below - along) * needs)
         sent[line] += up + down
-    return sent
+        for amount, taker in ((up, np.minimum(after, len(takers) - 1)), (down, np.maximum(before, 0))):
+            np.add.at(left, racks, amount * (racks != racks[takers[taker]]))
+    return sent, left
 
 
 def places_of(topology: Topology) -> Int64Array:

@@ -42,7 +42,7 @@ _MAX_DESCENT_RANKS = 128
 # Where the best is so far from what none can beat, others are searched for, by steps that are so much shorter. Looking
 # closely at a placement takes as long as some steps.
 _WORTH_A_SEARCH, _WORTH_A_STEP = 1.03, 0.98
-_MAX_SEARCH_STEPS, _STEPS_OF_A_CANDIDATE = 3_000, 5
+_MAX_SEARCH_STEPS, _STEPS_OF_A_CANDIDATE, _MAX_SEARCH_RANKS = 1_000, 10, 32
 
 
 class BestFitDecreasing:
@@ -147,7 +147,8 @@ def _sooner(request: PlacementRequest, every: Sequence[Slot], first: _Placed, cl
             early_s = max(deadline_s, early_s * (1 + 1e-9))
     if best_s > least_s * _GOOD_ENOUGH and request.parallel.world <= _MAX_DESCENT_RANKS:
         best = _descended(request, every, best, clock, least_s * _GOOD_ENOUGH)
-        if clock.seconds(best) > least_s * _WORTH_A_SEARCH:
+        is_small = request.parallel.world <= _MAX_SEARCH_RANKS
+        if is_small and clock.seconds(best) > least_s * _WORTH_A_SEARCH:
             best = _searched(request, every, best, clock, groups)
     return best
 
