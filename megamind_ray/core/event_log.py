@@ -14,6 +14,7 @@ from megamind_ray.core import instructions as ins
 from megamind_ray.core.field_types import type_hints
 from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadFacts, LoadMachine
+from megamind_ray.core.node_loss import Lacking, Move, Spare
 from megamind_ray.core.report import Fault
 from megamind_ray.errors import (
     CapacityError,
@@ -161,7 +162,7 @@ def as_document(value: object) -> Any:
         return {"at_s": value.at_s, "event": as_document(value.event), "instructions": said}
     if is_dataclass(value):
         content = {item.name: as_document(getattr(value, item.name)) for item in fields(value)}
-        return content if isinstance(value, Fault) else {"type": type(value).__name__, **content}
+        return content if isinstance(value, _PARTS) else {"type": type(value).__name__, **content}
     if isinstance(value, tuple):
         return [as_document(item) for item in value]
     if isinstance(value, np.integer):
@@ -178,6 +179,11 @@ def _facts_document(facts: LoadFacts) -> dict[str, Any]:
         "reader": [list(pair) for pair in facts.reader.items()],
         "consumers": [[extent, list(ranks)] for extent, ranks in facts.consumers.items()],
         "extent_bytes": [list(pair) for pair in facts.extent_bytes.items()],
+        "home": list(facts.home),
+        "arena_bytes": list(facts.arena_bytes),
+        "line": list(facts.line),
+        "readers": list(facts.readers),
+        "spares": as_document(facts.spares),
     }
 
 
@@ -198,12 +204,18 @@ def _header(document: Any) -> dict[str, Any]:
 
 def _facts(document: Any) -> LoadFacts:
     facts = LoadFacts(
-        nodes=tuple(NodeId(_text(node)) for node in _list(document["nodes"])),
+        nodes=_nodes(document["nodes"]),
         num_ranks=_count(document["num_ranks"]),
         reader=_pairs(document["reader"], _extent, lambda node: NodeId(_text(node))),
         consumers=_pairs(document["consumers"], _extent, _ranks),
         extent_bytes=_pairs(document["extent_bytes"], _extent, _count),
         max_worker_restarts=_count(document["max_worker_restarts"]),
+        # Logs of earlier releases lack these: there, a lost node ended the load.
+        home=_nodes(document.get("home", [])),
+        arena_bytes=tuple(_count(nbytes) for nbytes in _list(document.get("arena_bytes", []))),
+        line=_nodes(document.get("line", [])),
+        readers=_nodes(document.get("readers", [])),
+        spares=tuple(_fields_of(Spare, spare) for spare in _list(document.get("spares", []))),
     )
     if facts.num_ranks > _MAX_RANKS:
         raise ValueError(f"{facts.num_ranks} ranks are too many")
@@ -215,6 +227,8 @@ def _facts(document: Any) -> LoadFacts:
             raise ValueError(f"the size of extent {extent} is missing")
         for rank in ranks:
             _require_rank(rank, facts)
+    if facts.home and not len(facts.home) == len(facts.arena_bytes) == facts.num_ranks:
+        raise ValueError(f"{len(facts.home)} nodes and {len(facts.arena_bytes)} arenas for {facts.num_ranks} ranks")
     return facts
 
 
@@ -224,6 +238,8 @@ def _entry(document: Any, facts: LoadFacts) -> LogEntry:
         _require_rank(event.rank, facts)
     if hasattr(event, "extent") and event.extent not in facts.consumers:
         raise ValueError(f"extent {event.extent} is not in the facts")
+    for one in getattr(event, "lacking", ()):
+        _require_rank(one.rank, facts)
     return LogEntry(
         at_s=_number(document["at_s"]),
         event=event,
@@ -313,6 +329,15 @@ def _ranks(value: Any) -> tuple[Rank, ...]:
     return tuple(Rank(_count(rank)) for rank in _list(value))
 
 
+def _nodes(value: Any) -> tuple[NodeId, ...]:
+    return tuple(NodeId(_text(node)) for node in _list(value))
+
+
+def _parts_of(kind: type) -> Callable[[Any], Any]:
+    """Reads several of what events and instructions consist of."""
+    return lambda value: tuple(_fields_of(kind, part) for part in _list(value))
+
+
 def _pairs(value: Any, key: Callable[[Any], Key], item: Callable[[Any], Value]) -> dict[Key, Value]:
     pairs = [(key(first), item(second)) for first, second in _list(value)]
     found = dict(pairs)
@@ -325,6 +350,8 @@ def _optional(read: Callable[[Any], Value]) -> Callable[[Any], Value | None]:
     return lambda value: None if value is None else read(value)
 
 
+# What stands in others, where its type is known.
+_PARTS: Final = (Fault, Move, Lacking, Spare)
 _EVENTS: Final[Mapping[str, type]] = {kind.__name__: kind for kind in get_args(ev.Event)}
 _INSTRUCTIONS: Final[Mapping[str, type]] = {kind.__name__: kind for kind in get_args(ins.Instruction)}
 _ERROR_FIELDS: Final[Mapping[type[MegamindError], Mapping[str, Callable[[Any], Any]]]] = {
@@ -352,6 +379,9 @@ _READERS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     ExtentId: _count,
     tuple[Rank, ...]: _ranks,
     tuple[ExtentId, ...]: lambda value: tuple(_extent(extent) for extent in _list(value)),
+    tuple[NodeId, ...]: _nodes,
+    tuple[Move, ...]: _parts_of(Move),
+    tuple[Lacking, ...]: _parts_of(Lacking),
     MegamindError: _error,
     Fault: lambda value: _fields_of(Fault, value),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
+from megamind_ray.core.node_loss import Lacking
 from megamind_ray.errors import MegamindError
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Event",
     "ExtentFailed",
     "LoadStarted",
+    "NodeDropped",
     "RankDone",
     "RankFailed",
     "WorkerLost",
@@ -80,6 +82,19 @@ class AgentLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDropped:
+    """All that remain know that a node was given up; what of theirs had not arrived by then.
+
+    Attributes:
+        node: The one that was given up.
+        lacking: By rank; one that still loads and is not in here did not answer.
+    """
+
+    node: NodeId
+    lacking: tuple[Lacking, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFailed:
     """The agent of a node lives, but cannot go on with this load."""
 
@@ -109,6 +124,7 @@ Event = (
     | RankFailed
     | ExtentFailed
     | AgentLost
+    | NodeDropped
     | AgentFailed
     | CancelRequested
     | DeadlinePassed

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
+from megamind_ray.core.node_loss import Move
 from megamind_ray.core.report import Fault
 from megamind_ray.errors import MegamindError
 
 __all__ = [
     "AbortLoad",
     "CompleteLoad",
+    "DropNode",
     "Instruction",
     "ReadAgain",
     "RecordFault",
@@ -53,6 +55,25 @@ class ReadAgain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DropNode:
+    """Give a node up: nobody hands it a block or takes one from it any more, and nothing that it says counts.
+
+    When all others know, each rank is asked what it lacks (``NodeDropped``); ranks that moved answer ``WorkerReady``.
+
+    Attributes:
+        node: Which.
+        moves: Its ranks, each with its new place.
+        joins: Nodes that have a part in the load from now on.
+        line: The nodes that remain, in the order in which they hand blocks on; empty: each hands to all by itself.
+    """
+
+    node: NodeId
+    moves: tuple[Move, ...] = ()
+    joins: tuple[NodeId, ...] = ()
+    line: tuple[NodeId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFault:
     """A line for the report; the planner adds the time."""
 
@@ -71,4 +92,4 @@ class AbortLoad:
     error: MegamindError
 
 
-Instruction = StartReads | StartRank | ReplaceWorker | ReadAgain | RecordFault | CompleteLoad | AbortLoad
+Instruction = StartReads | StartRank | ReplaceWorker | ReadAgain | DropNode | RecordFault | CompleteLoad | AbortLoad

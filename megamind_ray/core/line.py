@@ -60,6 +60,13 @@ class Line:
         between = ((abs(at - here), home) for at, home in places if min(here, begin) < at < max(here, begin))
         return min(between, default=(0, reader))[1]
 
+    def is_beyond(self, node: NodeId, source: NodeId, target: NodeId) -> bool:
+        """Whether ``target`` is further on for what came to ``node`` from ``source``; not where one has no place."""
+        if not self._place.keys() >= {node, source, target}:
+            return False
+        here = self._place[node]
+        return (self._place[source] < here) == (here < self._place[target])
+
     def sides(self, node: NodeId, sources: Iterable[NodeId]) -> tuple[Budget, ...]:
         """Where blocks of other nodes come from by plan.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -10,8 +11,10 @@ from typing import Any
 from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
 from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
+from megamind_ray.core.node_loss import Move, Spare, choose_reader, is_between, place_again
 from megamind_ray.core.report import Fault
-from megamind_ray.errors import ClusterError, MegamindError
+from megamind_ray.errors import ClusterError, MegamindError, listed
+from megamind_ray.units import format_bytes
 
 __all__ = ["LoadFacts", "LoadMachine", "LoadState", "RankState"]
 
@@ -38,12 +41,17 @@ class LoadFacts:
     """What the machine needs to know of a plan.
 
     Attributes:
-        nodes: Nodes with an agent in this load; each can reach the checkpoint.
+        nodes: Nodes with an agent in this load.
         num_ranks: Ranks of the mesh.
         reader: Node that reads each extent that goes through a pool.
         consumers: Ranks that need each extent, direct ones included.
         extent_bytes: Size of each extent, for the fault's line in the report.
         max_worker_restarts: Replacements of one rank.
+        home: By rank its node; empty: a lost node ends the load.
+        arena_bytes: By rank the arena that it needs.
+        line: Nodes in the order in which they hand blocks on; empty: each hands to all by itself.
+        readers: Nodes that can reach the checkpoint, of the whole fleet; empty: all that have a part in the load.
+        spares: GPUs without a rank of this load, for the ranks of a lost node.
     """
 
     nodes: tuple[NodeId, ...]
@@ -52,6 +60,11 @@ class LoadFacts:
     consumers: Mapping[ExtentId, tuple[Rank, ...]]
     extent_bytes: Mapping[ExtentId, int]
     max_worker_restarts: int = 2
+    home: tuple[NodeId, ...] = ()
+    arena_bytes: tuple[int, ...] = ()
+    line: tuple[NodeId, ...] = ()
+    readers: tuple[NodeId, ...] = ()
+    spares: tuple[Spare, ...] = ()
 
 
 class LoadMachine:
@@ -61,7 +74,8 @@ class LoadMachine:
         state: Where the load stands.
         ranks: Where each rank stands.
         generations: The generation whose messages count, per rank.
-        stale_events: Messages of older generations that were dropped.
+        nodes: Nodes that have a part in the load now.
+        stale_events: Messages of older generations, and of nodes that were given up, that were dropped.
     """
 
     def __init__(self, facts: LoadFacts) -> None:
@@ -69,7 +83,15 @@ class LoadMachine:
         self.state = LoadState.PLANNED
         self.ranks = dict.fromkeys((Rank(rank) for rank in range(facts.num_ranks)), RankState.LOADING)
         self.generations = dict.fromkeys(self.ranks, Generation(0))
+        self.nodes = list(facts.nodes)
         self.stale_events = 0
+        self._restarts: Counter[Rank] = Counter()
+        self._home = dict(zip(self.ranks, facts.home, strict=False))
+        # A place in the line is never given up: those that are lost tell which blocks may have gone with them.
+        self._order = list(facts.line)
+        # Nodes that were given up, with what each was to read then.
+        self._lost: dict[NodeId, frozenset[ExtentId]] = {}
+        self._taken: set[Spare] = set()
         # Nodes that gave up on an extent: none of them is asked for it again.
         self._failed_on: dict[ExtentId, list[NodeId]] = {}
         self._pool_extents_of: dict[Rank, list[ExtentId]] = {rank: [] for rank in self.ranks}
@@ -99,17 +121,16 @@ class LoadMachine:
         if self._is_stale(event.rank, event.generation):
             return
         where = f"rank {event.rank} (generation {event.generation})"
-        if event.generation >= self.facts.max_worker_restarts:
+        if self._restarts[event.rank] >= self.facts.max_worker_restarts:
             yield from self._abort(
                 ClusterError(
-                    f"{where}: its worker was lost {event.generation + 1} times ({event.reason}); "
+                    f"{where}: its worker was lost {self._restarts[event.rank] + 1} times ({event.reason}); "
                     f"the load gives up after load.max_worker_restarts = {self.facts.max_worker_restarts} replacements"
                 )
             )
             return
-        generation = Generation(event.generation + 1)
-        self.generations[event.rank] = generation
-        self.ranks[event.rank] = RankState.REPLACING
+        self._restarts[event.rank] += 1
+        generation = self._next_generation(event.rank)
         again = sum(self.facts.extent_bytes[extent] for extent in self._extents_of(event.rank))
         yield ins.RecordFault(
             fault=Fault(
@@ -145,10 +166,12 @@ class LoadMachine:
             yield from self._abort(event.error)
 
     def _extent_failed(self, event: ev.ExtentFailed) -> Iterable[ins.Instruction]:
+        if self._is_given_up(event.node):
+            return
         failed_on = self._failed_on.setdefault(event.extent, [])
         if event.node not in failed_on:
             failed_on.append(event.node)
-        other = next((node for node in self.facts.nodes if node not in failed_on), None)
+        other = next(iter(self._readers_of(event.extent)), None)
         if not event.retryable or other is None:
             yield from self._abort(event.error)
             return
@@ -169,15 +192,110 @@ class LoadMachine:
         yield ins.ReadAgain(node=other, extents=(event.extent,), ranks=waiting)
 
     def _agent_lost(self, event: ev.AgentLost) -> Iterable[ins.Instruction]:
-        yield from self._abort(
-            ClusterError(
+        node = event.node
+        if self._is_given_up(node) or node not in self.nodes:
+            return
+        self.nodes.remove(node)
+        self._lost[node] = orphans = frozenset(extent for extent, reader in self._reader.items() if reader == node)
+        ranks = [rank for rank, home in self._home.items() if home == node]
+        moves = self._move(ranks) if self.state is LoadState.RUNNING and self.facts.home else None
+        if moves is None:
+            yield from self._abort(self._without_place(event, ranks))
+            return
+        joins = tuple(dict.fromkeys(move.node for move in moves if move.node not in self.nodes))
+        self.nodes += joins
+        if orphans and not self._readers():
+            # Somebody of the fleet who has no part in the load yet.
+            other = tuple(one for one in self.facts.readers if one not in self._lost)[:1]
+            joins, self.nodes = joins + other, [*self.nodes, *other]
+        alone = self._spread(orphans)
+        if alone is not None:
+            yield from self._abort(
+                ClusterError(
+                    f"node {node} was lost ({event.reason}), and no other node can read extent {alone}, which it was "
+                    "to read; put the checkpoint where several nodes reach it, then load again"
+                )
+            )
+            return
+        if self._order:
+            self._order += [one for one in joins if one not in self._order]
+        yield ins.RecordFault(fault=self._fault(event, orphans, moves))
+        line = tuple(one for one in self._order if one not in self._lost)
+        yield ins.DropNode(node=node, moves=moves, joins=joins, line=line)
+
+    def _move(self, ranks: list[Rank]) -> tuple[Move, ...] | None:
+        """Places of ranks that lost theirs; None where there are not enough."""
+        spares = [one for one in self.facts.spares if one.node not in self._lost and one not in self._taken]
+        places = place_again(ranks, self.facts.arena_bytes, spares, members=self.nodes)
+        if places is None:
+            return None
+        self._taken.update(places.values())
+        self._home |= {rank: spare.node for rank, spare in places.items()}
+        return tuple(
+            Move(rank=rank, generation=self._next_generation(rank), node=places[rank].node, gpu=places[rank].gpu)
+            for rank in sorted(places)
+        )
+
+    def _spread(self, extents: Iterable[ExtentId]) -> ExtentId | None:
+        """Gives extents other readers; the first that nobody can read, if any."""
+        given: Counter[NodeId] = Counter()
+        for extent in sorted(extents):
+            homes = {self._home[rank] for rank in self.facts.consumers[extent]}
+            reader = choose_reader(homes, self._readers_of(extent), given)
+            if reader is None:
+                return extent
+            self._reader[extent] = reader
+            given[reader] += self.facts.extent_bytes[extent]
+        return None
+
+    def _fault(self, event: ev.AgentLost, orphans: frozenset[ExtentId], moves: tuple[Move, ...]) -> Fault:
+        again = orphans.union(*(self._extents_of(move.rank) for move in moves))
+        places = listed([f"rank {move.rank} on GPU {move.node}:{move.gpu}" for move in moves])
+        return Fault(
+            kind="node_lost",
+            where=f"node {event.node}: {event.reason}",
+            action="what is missing of its share is read by others" + (f", and anew for {places}" if moves else ""),
+            bytes_retried=sum(self.facts.extent_bytes[extent] for extent in again),
+        )
+
+    def _without_place(self, event: ev.AgentLost, ranks: list[Rank]) -> ClusterError:
+        if not ranks:
+            return ClusterError(
                 f"node {event.node}: its node agent was lost ({event.reason}), and with it blocks on their way; "
                 "load again, the fleet starts a new agent"
             )
+        need = format_bytes(max(self.facts.arena_bytes[rank] for rank in ranks))
+        return ClusterError(
+            f"node {event.node} was lost ({event.reason}) with {listed([f'rank {rank}' for rank in ranks])}; the fleet "
+            f"has no {len(ranks)} free GPUs with {need} each on other nodes to load them on; bring the node back, add "
+            "one or unload other models, then load again"
         )
 
+    def _dropped(self, event: ev.NodeDropped) -> Iterable[ins.Instruction]:
+        """Whatever may have gone with the node is read again, for those that lack it."""
+        orphans = self._lost.get(event.node)
+        if orphans is None:
+            return
+        lacking = {one.rank: one for one in event.lacking}
+        wanted: dict[ExtentId, list[Rank]] = {}
+        for rank, state in self.ranks.items():
+            told = lacking.get(rank)
+            if state is not RankState.LOADING or (told is not None and self._is_stale(rank, told.generation)):
+                continue  # whoever is replaced gets all that it needs by itself
+            own = self._pool_extents_of[rank]
+            for extent in own if told is None else set(own).intersection(told.extents):
+                on_its_way = is_between(event.node, self._reader[extent], self._home[rank], self._order)
+                if extent in orphans or on_its_way:
+                    wanted.setdefault(extent, []).append(rank)
+        again: dict[tuple[NodeId, tuple[Rank, ...]], list[ExtentId]] = {}
+        for extent in sorted(wanted):
+            again.setdefault((self._reader[extent], tuple(wanted[extent])), []).append(extent)
+        for (node, ranks), extents in sorted(again.items()):
+            yield ins.ReadAgain(node=node, extents=tuple(extents), ranks=ranks)
+
     def _agent_failed(self, event: ev.AgentFailed) -> Iterable[ins.Instruction]:
-        yield from self._abort(event.error)
+        if not self._is_given_up(event.node):
+            yield from self._abort(event.error)
 
     def _cancelled(self, event: ev.CancelRequested) -> Iterable[ins.Instruction]:
         yield from self._abort(ClusterError(f"the load was cancelled: {event.reason}"))
@@ -194,6 +312,23 @@ class LoadMachine:
         self.stale_events += stale
         return stale
 
+    def _is_given_up(self, node: NodeId) -> bool:
+        stale = node in self._lost
+        self.stale_events += stale
+        return stale
+
+    def _next_generation(self, rank: Rank) -> Generation:
+        self.generations[rank] = Generation(self.generations[rank] + 1)
+        self.ranks[rank] = RankState.REPLACING
+        return self.generations[rank]
+
+    def _readers(self) -> list[NodeId]:
+        return [node for node in self.nodes if not self.facts.readers or node in self.facts.readers]
+
+    def _readers_of(self, extent: ExtentId) -> list[NodeId]:
+        """Nodes that can read it, as far as is known."""
+        return [node for node in self._readers() if node not in self._failed_on.get(extent, ())]
+
     def _extents_of(self, rank: Rank) -> list[ExtentId]:
         return [extent for extent, ranks in self.facts.consumers.items() if rank in ranks]
 
@@ -206,6 +341,7 @@ _HANDLERS: Mapping[type, Callable[[LoadMachine, Any], Iterable[ins.Instruction]]
     ev.RankFailed: LoadMachine._rank_failed,
     ev.ExtentFailed: LoadMachine._extent_failed,
     ev.AgentLost: LoadMachine._agent_lost,
+    ev.NodeDropped: LoadMachine._dropped,
     ev.AgentFailed: LoadMachine._agent_failed,
     ev.CancelRequested: LoadMachine._cancelled,
     ev.DeadlinePassed: LoadMachine._deadline,

@@ -17,6 +17,7 @@ from megamind_ray.core import instructions as ins
 from megamind_ray.core.event_log import EventLog, LogEntry, as_document, check, replay
 from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadFacts, LoadMachine
+from megamind_ray.core.node_loss import Lacking, Move, Spare
 from megamind_ray.core.report import Fault
 from megamind_ray.errors import CapacityError, ClusterError, IntegrityError, MegamindError, RequestError, SourceError
 
@@ -28,6 +29,11 @@ FACTS = LoadFacts(
     consumers={ExtentId(1): (Rank(1), Rank(0)), ExtentId(0): (Rank(0), Rank(1)), ExtentId(2): (Rank(0),)},
     extent_bytes={ExtentId(0): 100, ExtentId(1): 10, ExtentId(2): 1},
     max_worker_restarts=1,
+    home=(NodeId("a"), NodeId("b")),
+    arena_bytes=(100, 10),
+    line=(NodeId("a"), NodeId("b")),
+    readers=(NodeId("b"),),
+    spares=(Spare(node=NodeId("c"), gpu=1, free_bytes=200),),
 )
 
 TEXT = st.text(max_size=40)  # also lone surrogates, line separators, quotes
@@ -59,6 +65,14 @@ EVENTS: dict[type, st.SearchStrategy[Any]] = {
     ev.RankFailed: st.builds(ev.RankFailed, rank=RANK, generation=GENERATION, error=ERROR),
     ev.ExtentFailed: st.builds(ev.ExtentFailed, extent=EXTENT, node=NODE, error=ERROR, retryable=st.booleans()),
     ev.AgentLost: st.builds(ev.AgentLost, node=NODE, reason=TEXT),
+    ev.NodeDropped: st.builds(
+        ev.NodeDropped,
+        node=NODE,
+        lacking=st.lists(
+            st.builds(Lacking, rank=RANK, generation=GENERATION, extents=st.lists(EXTENT, max_size=3).map(tuple)),
+            max_size=2,
+        ).map(tuple),
+    ),
     ev.AgentFailed: st.builds(ev.AgentFailed, node=NODE, error=ERROR),
     ev.CancelRequested: st.builds(ev.CancelRequested, reason=TEXT),
     ev.DeadlinePassed: st.builds(ev.DeadlinePassed, what=TEXT),
@@ -73,6 +87,15 @@ INSTRUCTIONS: dict[type, st.SearchStrategy[Any]] = {
         node=NODE,
         extents=st.lists(EXTENT, max_size=4).map(tuple),
         ranks=st.lists(RANK, max_size=3).map(tuple),
+    ),
+    ins.DropNode: st.builds(
+        ins.DropNode,
+        node=NODE,
+        moves=st.lists(
+            st.builds(Move, rank=RANK, generation=GENERATION, node=NODE, gpu=st.integers(0, 7)), max_size=2
+        ).map(tuple),
+        joins=st.lists(NODE, max_size=2).map(tuple),
+        line=st.lists(NODE, max_size=3).map(tuple),
     ),
     ins.RecordFault: st.builds(ins.RecordFault, fault=FAULT),
     ins.CompleteLoad: st.builds(ins.CompleteLoad),
@@ -235,6 +258,8 @@ def edited(log: EventLog, line: int, edit: Callable[[dict[str, Any]], object]) -
         (1, lambda it: it["facts"]["consumers"].pop(0), "nobody consumes extent 1"),
         (1, lambda it: it["facts"]["extent_bytes"].pop(0), "the size of extent 0 is missing"),
         (1, lambda it: it["facts"]["reader"].append([0, "b"]), "twice"),
+        (1, lambda it: it["facts"].update(home=["a"]), "1 nodes and 2 arenas for 2 ranks"),
+        (1, lambda it: it["facts"]["spares"][0].pop("gpu"), "'gpu' is missing"),
         (3, lambda it: it["event"].update(type="WorkerFound"), "type 'WorkerFound' is not known"),
         (3, lambda it: it["event"].update(rank=2), "rank 2 is not among"),
         (3, lambda it: it["event"].update(rank=True), "True stands where a whole number should"),
