@@ -17,7 +17,9 @@ from megamind_ray.actors.messages import (
     Consumer,
     Delivery,
     ExtentFailure,
+    Reroute,
     Verification,
+    node_consumer,
     rank_consumer,
     weakest,
 )
@@ -84,7 +86,7 @@ class AgentLoad:
         self._record = NodeRecorder(recorder, program.node)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Thread, NodeId | None]] = []  # with the peer that a relay takes from
         self._failures: list[ExtentFailure] = []
         self._failed: set[int] = set()
         self._faults: list[Fault] = []
@@ -175,7 +177,32 @@ class AgentLoad:
         """Takes in blocks that another node has for this one, until the load ends."""
         if self._relays.begin(peer):
             for number in range(RELAY_FETCHES):
-                self._spawn(f"relay-{peer[:8]}-{number}", lambda: self._relays.take_from(peer))
+                self._spawn(f"relay-{peer[:8]}-{number}", lambda: self._relays.take_from(peer), peer)
+
+    def reroute(self, route: Reroute, peers: Mapping[NodeId, Peer]) -> None:
+        """A node was given up: what was for it, or through it, goes past it; nothing of it is waited for.
+
+        What it was handed and had acked may be lost with it, and so may what it was to read: that is for the planner.
+        What was for its ranks is dropped: they get all of it again where they moved to.
+
+        Args:
+            route: How blocks go from now on.
+            peers: Agents of nodes that have a part in the load from now on.
+        """
+        with self._pool.held():
+            self._neighbours.change(route)
+            self._pool.divide(self._neighbours.sides)
+            self._pool.lose(
+                node_consumer(route.lost),
+                lambda ranks: self._neighbours.takers([rank for rank in ranks if rank not in route.homes]),
+            )
+        self._relays.join(peers)
+        self._relays.lose(route.lost)
+        with self._lock:
+            # They may wait for their last call for a while, and hold nothing that closing waits for.
+            self._threads = [(thread, peer) for thread, peer in self._threads if peer != route.lost]
+        for peer in route.sources:
+            self.relay_from(peer)
 
     def status(self) -> AgentStatus:
         """Counters, failures and faults so far."""
@@ -196,6 +223,11 @@ class AgentLoad:
                 error=self._error,
             )
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Credit in use."""
+        return self._pool.used_bytes
+
     def close(self) -> dict[int, PooledBlock]:
         """Stops everything and returns the blocks that are kept.
 
@@ -205,7 +237,7 @@ class AgentLoad:
         self._stop.set()
         kept = self._pool.close()
         with self._lock:
-            threads = list(self._threads)
+            threads = [thread for thread, _ in self._threads]
         closing = threading.Thread(target=self._close_files, args=(threads,), name=f"close-{self.load}", daemon=True)
         closing.start()
         closing.join(timeout=_STOP_S)
@@ -225,10 +257,10 @@ class AgentLoad:
         )
         return _Job(program, reader, BlockCutter(program.blocks, program.segments))
 
-    def _spawn(self, name: str, target: Callable[[], None]) -> None:
+    def _spawn(self, name: str, target: Callable[[], None], peer: NodeId | None = None) -> None:
         thread = threading.Thread(target=self._guarded, args=(name, target), name=f"{name}-{self.load}", daemon=True)
         with self._lock:
-            self._threads.append(thread)
+            self._threads.append((thread, peer))
         thread.start()
 
     def _guarded(self, name: str, target: Callable[[], None]) -> None:
@@ -303,7 +335,8 @@ class AgentLoad:
                         crc32s=cut.crc32,
                         handle=self._put(cut.block, cut.data),
                     )
-                    self._pool.publish(entry, takers[cut.block][1])
+                    with self._pool.held():  # a node may have been given up since the read began
+                        self._pool.publish(entry, self._takers(job, takers[cut.block][0], ranks))
                     reserved -= cut.data.nbytes
                     begin_s = self._record.now()
         finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from megamind_ray.actors.messages import BlockHandle, Consumer, Crc32Array, Delivery
@@ -66,12 +67,16 @@ class _Letter:
 
 @dataclass(slots=True)
 class _Mailbox:
-    """What one consumer has yet to take, and what it was handed but has not acked."""
+    """What one consumer has yet to take, and what it was handed but has not acked.
+
+    ``retired``: it takes no more. ``lost``: whoever asks for it is told that the load has ended.
+    """
 
     queue: deque[_Letter] = field(default_factory=deque)
     handed: dict[int, _Letter] = field(default_factory=dict)
     generation: int = 0
     retired: bool = False
+    lost: bool = False
 
 
 class BlockPool:
@@ -103,6 +108,7 @@ class BlockPool:
             node: For messages.
             on_used: Told how many bytes are reserved, whenever that changes; must return at once.
         """
+        self._credit_bytes = credit_bytes
         self._limit = credit_limits(credit_bytes, sides)
         self._used: dict[Budget, int] = dict.fromkeys(self._limit, 0)
         self._keep = frozenset(keep)
@@ -116,6 +122,21 @@ class BlockPool:
         self._changed = threading.Condition()
         self.peak_bytes = 0
         self.stale_exchanges = 0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing changes meanwhile but by this thread: consumers are chosen and told in one step, or all change."""
+        with self._changed:
+            yield
+
+    def divide(self, sides: Collection[Budget]) -> None:
+        """Divides the credit anew, where blocks of other nodes come from other sides than before.
+
+        What is in use stays in use, also where that is more than its part by now; then it is waited for.
+        """
+        with self._changed:
+            self._limit = credit_limits(self._credit_bytes, sides)
+            self._changed.notify_all()
 
     def reserve(self, nbytes: int, budget: Budget = "read") -> None:
         """Waits until that many bytes are free and takes them.
@@ -157,12 +178,7 @@ class BlockPool:
             self._published.add(entry.block)
             entry.waiting = len(consumers)
             for consumer, ranks in consumers:
-                mailbox = self._mailbox(consumer)
-                if mailbox.retired:
-                    self._count_down(entry)
-                    continue
-                self._serial += 1
-                mailbox.queue.append(_Letter(self._serial, entry, ranks))
+                self._post(entry, consumer, ranks)
             if not consumers:
                 self._let_go(entry)
             self._changed.notify_all()
@@ -176,19 +192,21 @@ class BlockPool:
         to its successor.
 
         Raises:
-            PoolClosedError: The load ended.
+            PoolClosedError: The load ended, or the consumer was given up.
         """
         with self._changed:
             mailbox = self._mailbox(consumer)
+            self._raise_if_closed(mailbox)
             if generation != mailbox.generation:
                 self.stale_exchanges += 1
                 return ()
             for serial in acked:
                 self._ack(mailbox, serial)
             self._changed.wait_for(
-                lambda: self._closed or mailbox.queue or mailbox.generation != generation, timeout=timeout_s
+                lambda: self._closed or mailbox.queue or mailbox.lost or mailbox.generation != generation,
+                timeout=timeout_s,
             )
-            self._raise_if_closed()
+            self._raise_if_closed(mailbox)
             if mailbox.generation != generation:
                 self.stale_exchanges += 1
                 return ()
@@ -225,6 +243,29 @@ class BlockPool:
                 mailbox.retired = True
                 self._changed.notify_all()
 
+    def lose(
+        self, consumer: Consumer, instead: Callable[[tuple[Rank, ...]], Sequence[tuple[Consumer, tuple[Rank, ...]]]]
+    ) -> None:
+        """Gives a consumer up: what it had yet to take or to ack goes to others, and it gets nothing more.
+
+        Args:
+            consumer: A node.
+            instead: By the ranks that it was to take a block for, who takes it for which of them now.
+        """
+        with self._changed:
+            mailbox = self._mailbox(consumer)
+            letters = (*mailbox.queue, *mailbox.handed.values())
+            mailbox.queue.clear()
+            mailbox.handed.clear()
+            mailbox.retired = mailbox.lost = True
+            for letter in letters:
+                others = instead(letter.ranks)
+                letter.entry.waiting += len(others)
+                for other, ranks in others:
+                    self._post(letter.entry, other, ranks)
+                self._count_down(letter.entry)
+            self._changed.notify_all()
+
     def was_published(self, block: int) -> bool:
         """Whether the block was announced at least once."""
         with self._changed:
@@ -253,6 +294,14 @@ class BlockPool:
 
     def _mailbox(self, consumer: Consumer) -> _Mailbox:
         return self._mailboxes.setdefault(consumer, _Mailbox())
+
+    def _post(self, entry: PooledBlock, consumer: Consumer, ranks: tuple[Rank, ...]) -> None:
+        mailbox = self._mailbox(consumer)
+        if mailbox.retired:
+            self._count_down(entry)
+            return
+        self._serial += 1
+        mailbox.queue.append(_Letter(self._serial, entry, ranks))
 
     def _empty(self, mailbox: _Mailbox) -> None:
         for letter in (*mailbox.queue, *mailbox.handed.values()):
@@ -284,6 +333,6 @@ class BlockPool:
         self.peak_bytes = max(self.peak_bytes, used_bytes)
         self._on_used(used_bytes)
 
-    def _raise_if_closed(self) -> None:
-        if self._closed:
+    def _raise_if_closed(self, mailbox: _Mailbox | None = None) -> None:
+        if self._closed or (mailbox is not None and mailbox.lost):
             raise PoolClosedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import ray
 
@@ -12,6 +12,7 @@ from megamind_ray.errors import ClusterError, MegamindError
 
 __all__ = ["ActorLostError", "Watch", "cause_of", "raise_if_lost", "settle", "user_results", "wait_for", "wait_for_all"]
 
+_LOOK_S: Final = 0.5
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -20,13 +21,25 @@ class ActorLostError(ClusterError):
     """The actor behind a call is gone, or its node is, or it is silent: asking again makes no sense."""
 
 
-def wait_for(ref: Any, *, timeout_s: float, what: str) -> Any:
+def wait_for(ref: Any, *, timeout_s: float, what: str, unless: Callable[[], bool] | None = None) -> Any:
     """The result of one actor call.
+
+    Args:
+        ref: Of the call.
+        timeout_s: Longest wait.
+        what: For messages.
+        unless: Looked at twice a second: once it says so, the answer is not waited for any more.
 
     Raises:
         MegamindError: What the actor raised, if it is one of ours.
         ClusterError: The actor died, did not answer in time, or failed in a way of its own.
     """
+    until_s = monotonic() + timeout_s
+    while unless is not None and not ray.wait([ref], timeout=_LOOK_S)[0]:
+        if unless():
+            raise ClusterError(f"{what}: it was given up")
+        if monotonic() > until_s:
+            raise ClusterError(f"{what}: no answer within {timeout_s:g} s")
     return wait_for_all([ref], timeout_s=timeout_s, what=what)[0]
 
 

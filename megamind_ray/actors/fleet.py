@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Final, Protocol
@@ -97,6 +97,17 @@ class Fleet:
         """The node of the process that holds the fleet."""
         return self._spawner.here()
 
+    @property
+    def here_address(self) -> str:
+        """The address of that node, as others reach it."""
+        return self._nodes[self.here].address
+
+    def end_agent(self, node: NodeId, agent: Any) -> None:
+        """Ends an agent that was given up, also one that would go on; the next load finds its node without one."""
+        self._spawner.kill(agent)
+        if self.agents.get(node) is agent:
+            del self.agents[node]
+
     def refresh(self) -> None:
         """Starts agents and workers on nodes that joined, forgets those of nodes that left, asks all for their facts.
 
@@ -136,7 +147,7 @@ class Fleet:
         self.agents[here], self.agent_facts[here] = agent, facts
         return here
 
-    def replace_worker(self, key: GpuKey, lost: Any) -> Any:
+    def replace_worker(self, key: GpuKey, lost: Any, *, unless: Callable[[], bool] | None = None) -> Any:
         """Ends a lost worker and gives its GPU a new one.
 
         Ray hands out GPUs by itself. Where workers of several GPUs of a node were lost at once, the new one may get
@@ -145,6 +156,7 @@ class Fleet:
         Args:
             key: The GPU.
             lost: The worker that it had; if it has another one by now, that one is the replacement.
+            unless: Once it says so, the start is not waited for any more.
 
         Raises:
             ClusterError: It did not start in time, or the GPU was taken by somebody else.
@@ -155,7 +167,7 @@ class Fleet:
         self.workers.pop(key, None)
         resources = self._nodes[key[0]]
         for _ in range(resources.num_gpus):
-            got, handle = self._start_worker(resources)
+            got, handle = self._start_worker(resources, unless)
             if got == key:
                 return handle
         raise ClusterError(f"GPU {key[0]}:{key[1]}: its new worker was given another GPU; it was taken meanwhile")
@@ -281,7 +293,7 @@ class Fleet:
         name = worker_name(self.name, on.node, _serial())
         return self._spawner.worker(name, on, self.lifetime, self._device_memory_bytes)
 
-    def _start_worker(self, on: NodeResources) -> tuple[GpuKey, Any]:
+    def _start_worker(self, on: NodeResources, unless: Callable[[], bool] | None) -> tuple[GpuKey, Any]:
         """Starts a worker and waits until it says which GPU it got; whatever was there before has lost it."""
         handle = self._spawn_worker(on)
         try:
@@ -289,6 +301,7 @@ class Fleet:
                 handle.facts.remote(),
                 timeout_s=self._config.deadlines.actor_start_s,
                 what=f"replacing a worker on node {on.node}",
+                unless=unless,
             )
         except BaseException:
             self._spawner.kill(handle)

@@ -29,6 +29,7 @@ from megamind_ray.actors.messages import (
 from megamind_ray.actors.pool_check import find_pool_file
 from megamind_ray.actors.rank_load import RankLoad
 from megamind_ray.config import Config
+from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import Generation, LoadId, NodeId
 from megamind_ray.core.program import RankProgram
 from megamind_ray.core.recorder import NO_RECORD, Recorded, Recorder, RecordSettings
@@ -143,6 +144,13 @@ class GpuWorker:
         if rank is None or rank.load.generation != generation:
             return WorkerStatus()
         return WorkerStatus(bytes_done=rank.session.bytes_to_device, failures=tuple(rank.load.failures))
+
+    @in_group("control")
+    def missing(self, load: LoadId, generation: Generation) -> Int64Array | None:
+        """Plan ids of the blocks that have not arrived at a rank; None where it has not begun."""
+        with self._lock:
+            rank = self._ranks.get(load)
+        return rank.session.missing_blocks if rank is not None and rank.load.generation == generation else None
 
     @in_group("control")
     def recorded(self, load: LoadId, first: int) -> Recorded:

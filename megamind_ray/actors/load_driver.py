@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
-import pyarrow.compute as pc
+import numpy as np
 import ray
 
-from megamind_ray.actors.boundary import ActorLostError, Watch, settle, wait_for, wait_for_all
+from megamind_ray.actors.boundary import ActorLostError, Watch, settle
 from megamind_ray.actors.fleet import Fleet, GpuKey
+from megamind_ray.actors.load_agents import LoadAgents
 from megamind_ray.actors.messages import AgentStatus, ExtentFailure, RankResult, WorkerStatus
 from megamind_ray.actors.recording import LoadRecorder
-from megamind_ray.actors.transfer import Transfer, TransferResult
+from megamind_ray.actors.rerouting import Routes, extents_of
+from megamind_ray.actors.transfer import Transfer, TransferResult, bytes_by_rank
 from megamind_ray.config import Config
 from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
 from megamind_ray.core.exchange import PLANNER_LOOK_S
 from megamind_ray.core.ids import Generation, NodeId, Rank
-from megamind_ray.core.load_machine import LoadMachine, LoadState
-from megamind_ray.core.plan import Plan
+from megamind_ray.core.load_machine import LoadMachine, LoadState, RankState
+from megamind_ray.core.node_loss import Lacking
 from megamind_ray.core.progress import RankProgress
 from megamind_ray.core.recorder import RecordSettings
-from megamind_ray.core.report import Fault, Kept
-from megamind_ray.errors import ClusterError, MegamindError
-from megamind_ray.planning import compile_agent, compile_rank, load_facts
+from megamind_ray.core.report import Fault
+from megamind_ray.errors import MegamindError
+from megamind_ray.planning import compile_rank
 
 __all__ = ["LoadDriver"]
 
-
-@dataclass(slots=True)
-class _Seen:
-    """What the driver knows of a node from its last answer."""
-
-    status: AgentStatus
-    num_failures: int = 0
+_LACKING_S: Final = 2.0  # a rank that does not say within it what it lacks gets all that may be lost
 
 
 @dataclass(slots=True)
@@ -83,26 +79,25 @@ class LoadDriver:
         self._config = config
         self._clock = clock
         plan = transfer.plan
-        self.machine = LoadMachine(load_facts(plan, max_worker_restarts=config.load.max_worker_restarts))
+        self.machine = LoadMachine(transfer.facts(max_worker_restarts=config.load.max_worker_restarts))
+        self._routes = Routes(plan)
         ranks = plan.tables["ranks"].to_pylist()
         self._gpu_of: dict[Rank, GpuKey] = {Rank(row["rank"]): (NodeId(row["node"]), row["gpu"]) for row in ranks}
         # The very actors of this load: the fleet may have given a GPU to another one before we notice a loss.
         self._workers: dict[Rank, Any] = {rank: fleet.workers[key] for rank, key in self._gpu_of.items()}
-        self._bytes_of = _bytes_by_rank(plan)
+        self._bytes_of = bytes_by_rank(plan)
         self._events: deque[ev.Event] = deque()
         self._running: dict[Any, _Running] = {}
         self._results: dict[Rank, RankResult] = {}
-        self._agents = {node: _Seen(AgentStatus()) for node in self.machine.facts.nodes}
         self._faults: list[Fault] = []
-        call_s = config.deadlines.call_s
-        self._agent_watch = Watch[NodeId](patience_s=call_s, what="asking a node agent for its status", clock=clock)
         self._worker_watch = Watch[tuple[Rank, Generation]](
-            patience_s=call_s, what="asking a worker for its progress", clock=clock
+            patience_s=config.deadlines.call_s, what="asking a worker for its progress", clock=clock
         )
         self._error: MegamindError | None = None
         self._cancel = threading.Event()
         self._cancel_reason = ""
         self.record = LoadRecorder(transfer, self.machine.facts, settings=record, began_s=began_s, clock=clock)
+        self._agents = LoadAgents(transfer.load, fleet, config, record=self.record.settings, clock=clock)
         self._moved: tuple[int, ...] = ()
         self._moved_at_s = clock()
 
@@ -130,7 +125,7 @@ class LoadDriver:
             MegamindError: The load failed or was cancelled; blocks and arenas are given back.
         """
         try:
-            self._open()
+            self._agents.open(self._transfer, self.machine.nodes)
             self._events.append(ev.LoadStarted())
             self._loop()
         except BaseException:
@@ -141,35 +136,12 @@ class LoadDriver:
             raise self._error
         agents = self._close(keep=True)
         return TransferResult(
+            plan=self._transfer.plan,
             ranks=tuple(self._results[rank] for rank in sorted(self._results)),
             agents=agents,
             faults=tuple(self._faults),
             generations=dict(self.machine.generations),
             workers=dict(self._workers),
-        )
-
-    def _open(self) -> None:
-        """Gives every agent its program, so that mailboxes are there before anybody asks."""
-        transfer = self._transfer
-        wait_for_all(
-            [
-                self._fleet.agents[node].open_load.remote(
-                    compile_agent(
-                        transfer.plan,
-                        transfer.manifest,
-                        node,
-                        transfer.load,
-                        credit_bytes=transfer.credit_bytes[node],
-                        keep_blocks=transfer.keep_blocks[node],
-                    ),
-                    {peer: self._fleet.agents[peer] for peer in self._agents if peer != node},
-                    self._config,
-                    self.record.settings,
-                )
-                for node in self._agents
-            ],
-            timeout_s=self._config.deadlines.call_s,
-            what=f"load {transfer.load}: handing programs to {len(self._agents)} node agents",
         )
 
     def _loop(self) -> None:
@@ -188,11 +160,16 @@ class LoadDriver:
             case ins.StartRank(rank=rank, generation=generation):
                 self._start_rank(rank, generation)
             case ins.StartReads(node=node):
-                self._tell(node, self._fleet.agents[node].start_reads.remote(self._transfer.load), "starting reads")
+                load = self._transfer.load
+                self._events += self._agents.tell(
+                    {node: lambda agent: agent.start_reads.remote(load)}, "starting reads"
+                )
             case ins.ReplaceWorker(rank=rank, generation=generation):
                 self._replace_worker(rank, generation)
             case ins.ReadAgain():
                 self._read_again(instruction)
+            case ins.DropNode():
+                self._drop_node(instruction)
             case ins.RecordFault(fault=fault):
                 self._faults.append(replace(fault, at_s=at_s))
             case ins.AbortLoad(error=error):
@@ -201,50 +178,87 @@ class LoadDriver:
                 pass  # the loop ends with the machine's state
 
     def _start_rank(self, rank: Rank, generation: Generation) -> None:
-        key = self._gpu_of[rank]
         program = compile_rank(self._transfer.plan, self._transfer.manifest, rank, self._transfer.load)
-        agent = self._fleet.agents[key[0]]
+        agent = self._agents.handle(self._gpu_of[rank][0])
         ref = self._workers[rank].load.remote(program, agent, generation, self._config, self.record.settings)
         self._running[ref] = _Running(rank, generation)
 
     def _replace_worker(self, rank: Rank, generation: Generation) -> None:
         node, gpu = self._gpu_of[rank]
-        load, agent = self._transfer.load, self._fleet.agents[node]
         # Until it is there, what comes for it holds no credit: nodes further on would wait for the worker's start.
-        if not self._tell(node, agent.retire_rank.remote(load, rank, Generation(generation - 1)), "dropping a mailbox"):
+        load, before = self._transfer.load, Generation(generation - 1)
+        retire = {node: lambda agent: agent.retire_rank.remote(load, rank, before)}
+        if self._is_lost(self._agents.tell(retire, "dropping a mailbox")):
             return
         try:
-            self._workers[rank] = self._fleet.replace_worker((node, gpu), self._workers[rank])
+            self._workers[rank] = self._fleet.replace_worker(
+                (node, gpu), self._workers[rank], unless=lambda: self._agents.is_silent(node)
+            )
         except MegamindError as error:
+            # The node may have gone meanwhile; a worker that cannot be started elsewhere ends the load.
+            self._events += self._agents.probe(node)
             self._events.append(ev.RankFailed(rank=rank, generation=generation, error=error))
             return
-        if self._tell(node, agent.reset_rank.remote(load, rank, generation), f"giving rank {rank} a new mailbox"):
+        if not self._is_lost(self._agents.reset_rank(node, rank, generation)):
             self._events.append(ev.WorkerReady(rank=rank, generation=generation))
 
     def _read_again(self, instruction: ins.ReadAgain) -> None:
         transfer, node = self._transfer, instruction.node
-        fragment = compile_agent(
-            transfer.plan,
-            transfer.manifest,
-            node,
-            transfer.load,
-            credit_bytes=transfer.credit_bytes[node],
-            keep_blocks=transfer.keep_blocks[node],
-            extents=instruction.extents,
-            ranks=instruction.ranks,
+        consumers = sorted({self._gpu_of[rank][0] for rank in instruction.ranks} - {node})
+        load, ranks = transfer.load, instruction.ranks
+        relay = dict.fromkeys(consumers, lambda agent: agent.relay_from.remote(load, node))
+        self._events += self._agents.tell(relay, "relaying")
+        fragment = transfer.agent_program(node, extents=instruction.extents, ranks=ranks)
+        self._events += self._agents.tell(
+            {node: lambda agent: agent.read_again.remote(fragment, ranks)}, "reading again"
         )
-        for consumer in sorted({self._gpu_of[rank][0] for rank in instruction.ranks} - {node}):
-            self._tell(consumer, self._fleet.agents[consumer].relay_from.remote(transfer.load, node), "relaying")
-        self._tell(node, self._fleet.agents[node].read_again.remote(fragment, instruction.ranks), "reading again")
 
-    def _tell(self, node: NodeId, ref: Any, what: str) -> bool:
-        """Waits for a short call to an agent; its failure is the loss of the agent."""
-        try:
-            wait_for(ref, timeout_s=self._config.deadlines.call_s, what=f"node {node}: {what}")
-        except ClusterError as error:
-            self._events.append(ev.AgentLost(node=node, reason=str(error)))
-            return False
-        return True
+    def _drop_node(self, drop: ins.DropNode) -> None:
+        """Tells all others, puts ranks in their new places, and asks all ranks what they lack by then."""
+        routes = self._routes.drop(drop, self.machine.nodes)
+        self._transfer = self.record.transfer = replace(self._transfer, plan=self._routes.plan)
+        for move in drop.moves:
+            self._forget(move.rank)
+            # Where it is now nobody waits for the answer; if it ever hears this, its memory there is free.
+            self._workers[move.rank].abort.remote(self._transfer.load)
+            self._gpu_of[move.rank] = key = (move.node, move.gpu)
+            self._workers[move.rank] = self._fleet.workers[key]
+        self._events += self._agents.join(self._transfer, drop.joins)
+        self._events += self._agents.drop(drop.node, routes, drop.joins)
+        ready = [
+            ev.WorkerReady(rank=move.rank, generation=move.generation)
+            for move in drop.moves
+            if not self._is_lost(self._agents.reset_rank(move.node, move.rank, move.generation))
+        ]
+        self._events.append(ev.NodeDropped(node=drop.node, lacking=self._lacking()))
+        self._events += ready
+
+    def _lacking(self) -> tuple[Lacking, ...]:
+        """What each rank that loads has not got yet; those that do not answer are left out."""
+        generations = {
+            rank: self.machine.generations[rank]
+            for rank, state in self.machine.ranks.items()
+            if state is RankState.LOADING
+        }
+        load = self._transfer.load
+        answers = self._agents.settle(
+            {
+                rank: (self._gpu_of[rank][0], self._workers[rank].missing.remote(load, generation))
+                for rank, generation in generations.items()
+            },
+            "asking a worker what it lacks",
+            timeout_s=_LACKING_S,
+        )
+        return tuple(
+            Lacking(rank=rank, generation=generations[rank], extents=extents_of(self._transfer.plan, answer))
+            for rank, answer in sorted(answers.items())
+            if isinstance(answer, np.ndarray)
+        )
+
+    def _is_lost(self, lost: Sequence[ev.Event]) -> bool:
+        """Notes who is lost; whether anybody is."""
+        self._events += lost
+        return bool(lost)
 
     def _collect(self) -> None:
         """Waits a moment for ranks to end, then asks everybody how they are."""
@@ -257,7 +271,7 @@ class LoadDriver:
         for ref in ended:
             self._rank_ended(ref, self._running.pop(ref))
         if not ended:
-            self._ask_agents()
+            self._events += self._agents.ask()
             self._ask_workers()
             self._check_stall()
 
@@ -273,46 +287,36 @@ class LoadDriver:
         elif isinstance(answer, ActorLostError):
             self._lost(rank, answer)
         else:
+            # First whether its node is lost: a rank that fails with its agent only has to go elsewhere.
+            self._events += self._agents.probe(self._gpu_of[rank][0])
             self._events.append(ev.RankFailed(rank=rank, generation=generation, error=answer))
 
     def _make_sure_of_all(self) -> None:
         """Before the last rank counts as done: whether the others, some done for long, still live."""
-        ranks = list(self._results)
-        answers = settle(
-            [self._ask_progress(rank) for rank in ranks],
-            timeout_s=self._config.deadlines.call_s,
-            what="asking a worker whether it still has its rank",
+        answers = self._agents.settle(
+            {rank: (self._gpu_of[rank][0], self._ask_progress(rank)) for rank in self._results},
+            "asking a worker whether it still has its rank",
         )
-        for rank, answer in zip(ranks, answers, strict=True):
+        for rank, answer in answers.items():
             if isinstance(answer, MegamindError):
                 self._lost(rank, answer)
 
     def _lost(self, rank: Rank, error: MegamindError) -> None:
         """The worker of a rank died or is silent; its call, if one is open, no longer counts."""
+        self._forget(rank)
+        generation = self.machine.generations[rank]
+        # Not its own loss where its whole node is gone.
+        self._events += self._agents.probe(self._gpu_of[rank][0])
+        self._events.append(ev.WorkerLost(rank=rank, generation=generation, reason=str(error)))
+
+    def _forget(self, rank: Rank) -> None:
+        """Nothing that its worker said or will say counts."""
         self._results.pop(rank, None)
         self._running = {ref: one for ref, one in self._running.items() if one.rank != rank}
-        generation = self.machine.generations[rank]
-        self._events.append(ev.WorkerLost(rank=rank, generation=generation, reason=str(error)))
 
     def _describe(self, rank: Rank) -> str:
         node, gpu = self._gpu_of[rank]
         return f"rank {rank} on GPU {node}:{gpu}"
-
-    def _ask_agents(self) -> None:
-        answers = self._agent_watch.look(
-            {node: partial(self._fleet.agents[node].status.remote, self._transfer.load) for node in self._agents},
-            timeout_s=PLANNER_LOOK_S,
-        )
-        for node, answer in answers.items():
-            if isinstance(answer, MegamindError):
-                self._events.append(ev.AgentLost(node=node, reason=str(answer)))
-                continue
-            seen = self._agents[node]
-            seen.status = answer
-            self._report_failures(answer.failures[seen.num_failures :])
-            seen.num_failures = len(answer.failures)
-            if answer.error is not None:
-                self._events.append(ev.AgentFailed(node=node, error=answer.error))
 
     def _ask_workers(self) -> None:
         """Progress of the ranks that load; of those that are done, whether they still live."""
@@ -349,7 +353,7 @@ class LoadDriver:
         moved = (
             len(self._results),
             sum(one.status.bytes_done for one in self._running.values()),
-            sum(seen.status.bytes_read for seen in self._agents.values()),
+            self._agents.bytes_read,
         )
         now = self._clock()
         if moved != self._moved:
@@ -371,30 +375,16 @@ class LoadDriver:
         until_s = self._clock() + self._config.deadlines.close_s
         load = self._transfer.load
         aborts = [] if keep else [worker.abort.remote(load) for worker in self._workers.values()]
-        nodes = [node for node in self._agents if node in self._fleet.agents]
-        closes = [self._fleet.agents[node].close_load.remote(load, keep) for node in nodes]
+        closes = self._agents.close(keep=keep)
         # The other half of the time is for what must come back.
         half_s = until_s - self._config.deadlines.close_s / 2
-        self.record.collect({node: self._fleet.agents[node] for node in nodes}, self._workers, half_s)
+        self.record.collect({node: self._agents.handle(node) for node in closes}, self._workers, half_s)
         answers = settle(
-            [*closes, *aborts],
+            [*closes.values(), *aborts],
             timeout_s=max(0.0, until_s - self._clock()),
             what="closing the load on a node or worker",
         )
         if not keep:
             rest_s = max(0.0, until_s - self._clock())
             settle(list(self._running), timeout_s=rest_s, what="waiting for a worker to stop")
-        # An agent that does not answer has kept nothing that anybody could find again.
-        lost = {node: replace(self._agents[node].status, kept=Kept()) for node in self._agents}
-        return lost | {
-            node: answer for node, answer in zip(nodes, answers, strict=False) if isinstance(answer, AgentStatus)
-        }
-
-
-def _bytes_by_rank(plan: Plan) -> dict[Rank, int]:
-    views = plan.tables["views"]
-    own = views.filter(pc.invert(views["alias"]))
-    total = dict.fromkeys((Rank(rank) for rank in plan.parallel.ranks), 0)
-    for row in own.group_by("rank").aggregate([("nbytes", "sum")]).to_pylist():
-        total[Rank(row["rank"])] = row["nbytes_sum"]
-    return total
+        return self._agents.results(dict(zip(closes, answers, strict=False)))

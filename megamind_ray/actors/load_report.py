@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Final
 
 import numpy as np
 
@@ -20,11 +21,13 @@ from megamind_ray.units import format_bytes
 
 __all__ = ["build_report", "pool_notes"]
 
+_FULL: Final = "the pool's share for kept blocks is full (pool.max_fraction x pool.keep_fraction)"
+_LOST: Final = "what a lost node had kept is gone with it"
+
 
 def build_report(
     name: ModelName,
     request: LoadRequest,
-    plan: Plan,
     manifest: Manifest,
     result: TransferResult,
     *,
@@ -38,7 +41,6 @@ def build_report(
     Args:
         name: Of the model.
         request: What was asked for.
-        plan: What was planned.
         manifest: The checkpoint.
         result: What was moved.
         keep_blocks: Per node, the blocks that were to stay.
@@ -46,7 +48,7 @@ def build_report(
         started_at: ISO 8601, UTC.
         notes: What the plan does not know.
     """
-    agents = result.agents.values()
+    plan, agents = result.plan, result.agents.values()
     bytes_read = sum(status.bytes_read for status in agents) + sum(rank.bytes_read for rank in result.ranks)
     bytes_retried = sum(status.bytes_retried for status in agents) + sum(rank.bytes_retried for rank in result.ranks)
     return LoadReport(
@@ -95,12 +97,13 @@ def _kept(plan: Plan, result: TransferResult, keep_blocks: Mapping[NodeId, Int64
     kept = {node: status.kept for node, status in result.agents.items() if status.kept.num_blocks}
     sizes = plan.tables["blocks"]["nbytes"].to_numpy()
     somewhere = np.unique(np.concatenate([np.zeros(0, np.int64), *(keep_blocks[node] for node in kept)]))
+    is_lost = any(fault.kind == "node_lost" for fault in result.faults)
     missing = int(sizes.sum() - sizes[somewhere].sum())
     return Kept(
         num_blocks=sum(one.num_blocks for one in kept.values()),
         num_bytes=sum(one.num_bytes for one in kept.values()),
         bytes_not_kept=missing,
-        reason="the pool's share for kept blocks is full (pool.max_fraction x pool.keep_fraction)" if missing else "",
+        reason=(_LOST if is_lost else _FULL) if missing else "",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -28,7 +28,9 @@ __all__ = [
     "LoadRequest",
     "ModelInfo",
     "PlannerFacts",
+    "Pulse",
     "RankResult",
+    "Reroute",
     "RunCall",
     "Verification",
     "WorkerFacts",
@@ -167,6 +169,39 @@ class Delivery:
     nbytes: int
     crc32s: Crc32Array
     handle: BlockHandle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """Whom a node tells that it lives, while a load goes on.
+
+    Attributes:
+        address, port: Where datagrams go to.
+        token: What they begin with: nobody else can speak for a node.
+        every_s: How often.
+    """
+
+    address: str
+    port: int
+    token: bytes
+    every_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reroute:
+    """A node was given up: where blocks go from now on.
+
+    Attributes:
+        lost: The node.
+        homes: Of the ranks that moved, their new nodes.
+        line: The nodes that remain, in the order in which they hand blocks on.
+        sources: Nodes that the receiver takes blocks from, beside those that it takes from already.
+    """
+
+    lost: NodeId
+    homes: Mapping[Rank, NodeId]
+    line: tuple[NodeId, ...]
+    sources: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

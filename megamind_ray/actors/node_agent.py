@@ -16,7 +16,8 @@ from megamind_ray.actors.block_pool import PoolClosedError, PooledBlock
 from megamind_ray.actors.boundary import wait_for
 from megamind_ray.actors.dataplane import DataPlane, RayObjectStore
 from megamind_ray.actors.groups import in_group
-from megamind_ray.actors.messages import AgentFacts, AgentStatus, BlockHandle, Consumer, Delivery
+from megamind_ray.actors.heartbeat import Heartbeat
+from megamind_ray.actors.messages import AgentFacts, AgentStatus, BlockHandle, Consumer, Delivery, Pulse, Reroute
 from megamind_ray.actors.pool_check import find_pool_file
 from megamind_ray.config import Config
 from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
@@ -40,6 +41,7 @@ class NodeAgent:
         self._plane = plane if plane is not None else RayObjectStore()
         self._lock = threading.Lock()
         self._loads: dict[LoadId, AgentLoad] = {}
+        self._beats: dict[LoadId, Heartbeat] = {}
         self._kept: dict[LoadId, dict[int, PooledBlock]] = {}
         self._measuring = threading.Lock()
         self._stop_measuring = threading.Event()
@@ -77,8 +79,17 @@ class NodeAgent:
         peers: Mapping[NodeId, Any],
         config: Config,
         record: RecordSettings | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
-        """Gets ready for a load with its settings: from now on its ranks may ask for blocks."""
+        """Gets ready for a load with its settings: from now on its ranks may ask for blocks, and it says that it lives.
+
+        Args:
+            program: What to do.
+            peers: Agents of the other nodes in the load.
+            config: Settings.
+            record: How to record it.
+            pulse: Whom to tell that this node lives.
+        """
         recorder = NO_RECORD if record is None else record.recorder(wall=time, steps=perf_counter)
         load = AgentLoad(
             program,
@@ -90,6 +101,8 @@ class NodeAgent:
         with self._lock:
             self._recorded = (program.load, recorder)
             self._loads[program.load] = load
+            if pulse is not None:
+                self._beats[program.load] = Heartbeat(pulse, program.node)
 
     @in_group("control")
     def start_reads(self, load: LoadId) -> None:
@@ -138,6 +151,18 @@ class NodeAgent:
         self._load(load).relay_from(peer)
 
     @in_group("control")
+    def reroute(self, load: LoadId, route: Reroute, peers: Mapping[NodeId, Any], config: Config) -> None:
+        """A node was given up: blocks go past it (see ``AgentLoad.reroute``).
+
+        Args:
+            load: Which.
+            route: How blocks go.
+            peers: Agents of nodes that have a part in the load from now on.
+            config: Of the load.
+        """
+        self._load(load).reroute(route, {node: _RayPeer(node, handle, config) for node, handle in peers.items()})
+
+    @in_group("control")
     def status(self, load: LoadId) -> AgentStatus:
         """How the load goes on this node."""
         return self._load(load).status()
@@ -147,6 +172,9 @@ class NodeAgent:
         """Ends a load here: readers stop, blocks go, except those to be kept. Harmless if it was never opened."""
         with self._lock:
             one = self._loads.pop(load, None)
+            beat = self._beats.pop(load, None)
+        if beat is not None:
+            beat.end()
         if one is None:
             return AgentStatus()
         status = one.status()
@@ -214,6 +242,10 @@ class _RayPeer:
         self._node = node
         self._handle = handle
         self._call_s = config.deadlines.call_s
+        self._is_given_up = threading.Event()
+
+    def give_up(self) -> None:
+        self._is_given_up.set()
 
     def exchange(
         self, load: LoadId, consumer: Consumer, acked: Sequence[int], *, limit: int, timeout_s: float
@@ -222,5 +254,6 @@ class _RayPeer:
             self._handle.exchange.remote(load, consumer, Generation(0), tuple(acked), (), limit, timeout_s),
             timeout_s=timeout_s + self._call_s,
             what=f"taking blocks from node {self._node}",
+            unless=self._is_given_up.is_set,
         )
         return answer

@@ -23,8 +23,8 @@ from megamind_ray.actors.names import free_model_name
 from megamind_ray.actors.pool_check import check_pool, settled_pool_bytes
 from megamind_ray.actors.recording import RecordBook
 from megamind_ray.actors.ticket import Ticket
-from megamind_ray.actors.transfer import Transfer, TransferResult
-from megamind_ray.actors.visibility import look_around
+from megamind_ray.actors.transfer import Transfer, TransferResult, spares_beside
+from megamind_ray.actors.visibility import Visibility, look_around
 from megamind_ray.config import Config
 from megamind_ray.core.ids import LoadId, ModelName, NodeId, Rank
 from megamind_ray.core.manifest import Manifest
@@ -272,7 +272,7 @@ class Planner:
             plan = build_plan(
                 manifest, demands, topology, config=request.config, keep=request.keep, readers=seen.readers
             )
-            transfer = self._transfer(name, plan, manifest, topology, request.config)
+            transfer = self._transfer(name, plan, manifest, topology, request.config, seen)
         with ticket.timed("transfer"):
             ticket.driver = LoadDriver(transfer, self._fleet, request.config, record=ticket.record, began_s=begin)
             if ticket.cancelled is not None:
@@ -283,7 +283,6 @@ class Planner:
         report = build_report(
             name,
             request,
-            plan,
             manifest,
             result,
             keep_blocks=transfer.keep_blocks,
@@ -321,28 +320,37 @@ class Planner:
         }
 
     def _transfer(
-        self, name: ModelName, plan: Plan, manifest: Manifest, topology: Topology, config: Config
+        self,
+        name: ModelName,
+        plan: Plan,
+        manifest: Manifest,
+        topology: Topology,
+        config: Config,
+        seen: Visibility,
     ) -> Transfer:
         sizes = plan.tables["blocks"]["nbytes"].to_numpy()
         kept = choose_keep_blocks(plan, topology, config) if plan.keep else {}
         credit: dict[NodeId, int] = {}
-        for node in sorted({*plan.tables["ranks"]["node"].to_pylist(), *plan.pool_need_bytes}):
-            node_id = NodeId(node)
+        for node_id in map(NodeId, sorted({*plan.tables["ranks"]["node"].to_pylist(), *plan.pool_need_bytes})):
             stays = int(sizes[kept[node_id]].sum()) if node_id in kept else 0
             credit[node_id] = pool_budget_bytes(topology.node(node_id), config) - stays
             need = min(credit[node_id] + stays, plan.pool_need_bytes.get(node_id, 0))
             check_pool(self._fleet.agent_facts[node_id], need)
         self._num_loads += 1
+        readers = [node.id for node in topology.nodes if seen.readers is None or node.id in seen.readers]
         return Transfer(
             load=LoadId(f"{name}#{self._num_loads}"),
             plan=plan,
             manifest=manifest,
-            credit_bytes=credit,
+            # Of the others, for a load that loses nodes and needs them.
+            credit_bytes={node.id: pool_budget_bytes(node, config) for node in topology.nodes} | credit,
             keep_blocks={node: kept.get(node, np.zeros(0, np.int64)) for node in credit},
+            readers=tuple(readers),
+            spares=spares_beside(plan, topology),
         )
 
     def _loaded(self, transfer: Transfer, result: TransferResult, report: LoadReport, request: LoadRequest) -> _Model:
-        plan = transfer.plan
+        plan = result.plan
         kept = {node: (self._fleet.agents.get(node), one.kept.num_bytes) for node, one in result.agents.items()}
         rows = plan.tables["ranks"].to_pylist()
         keys: dict[Rank, GpuKey] = {Rank(row["rank"]): (NodeId(row["node"]), row["gpu"]) for row in rows}

@@ -96,6 +96,11 @@ class RankLoad:
             self._raise_if_stopped()
             self._loaded = True
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._stop.is_set()
+
     def stop(self) -> bool:
         """Ends ``receive``, which then raises; True if it has ended well already and there is something to free."""
         with self._lock:

@@ -30,6 +30,7 @@ class LoadRecorder:
 
     Attributes:
         settings: For those who take part; None where they record nothing.
+        transfer: What is moved, as it stands.
 
     Args:
         transfer: What is moved.
@@ -49,7 +50,7 @@ class LoadRecorder:
         clock: Callable[[], float],
     ) -> None:
         self.settings = None if settings is None else settings.shared_by(len(facts.nodes) + facts.num_ranks)
-        self._transfer = transfer
+        self.transfer = transfer
         self._facts = facts
         self._began_s = clock() if began_s is None else began_s
         self._clock = clock
@@ -76,7 +77,7 @@ class LoadRecorder:
         """
         if self.settings is None:
             return
-        load = self._transfer.load
+        load = self.transfer.load
         asks: dict[str, Callable[[int], Any]] = {
             f"agent of node {node}": partial(agent.recorded.remote, load) for node, agent in agents.items()
         }
@@ -89,7 +90,7 @@ class LoadRecorder:
         Args:
             parts: What others recorded of it.
         """
-        transfer = self._transfer
+        transfer = self.transfer
         ranks = transfer.plan.tables["ranks"].select(["rank", "node", "arena_bytes"]).to_pylist()
         pools = {NodeTracks.of(node).host: float(nbytes) for node, nbytes in transfer.credit_bytes.items()}
         arenas = {device_series(row["rank"]): float(row["arena_bytes"]) for row in ranks}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final, Protocol
 
 from megamind_ray.actors.block_pool import BlockPool, PooledBlock
 from megamind_ray.actors.dataplane import DataPlane
-from megamind_ray.actors.messages import BlockHandle, Consumer, Delivery, node_consumer, rank_consumer
+from megamind_ray.actors.messages import BlockHandle, Consumer, Delivery, Reroute, node_consumer, rank_consumer
 from megamind_ray.config import DeadlineConfig
 from megamind_ray.core.exchange import RELAY_BATCH
 from megamind_ray.core.ids import LoadId, NodeId, Rank
@@ -16,8 +18,11 @@ from megamind_ray.core.line import Budget, Line
 from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.tracks import NodeRecorder
 from megamind_ray.device.strided import Bytes
+from megamind_ray.errors import ClusterError
 
 __all__ = ["Neighbours", "Peer", "Relays"]
+
+_LOOK_S: Final = 0.2  # how often who waits for the planner's word looks whether the load has ended
 
 
 class Peer(Protocol):
@@ -32,9 +37,29 @@ class Peer(Protocol):
             ClusterError: It does not answer.
         """
 
+    def give_up(self) -> None:
+        """Ends calls that wait for an answer; they raise."""
+
+
+class _PeerTroubleError(Exception):
+    """A call to a peer, or the way of a block from it, broke off. It never leaves this module."""
+
+    def __init__(self, error: ClusterError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(slots=True, eq=False)
+class _Reservation:
+    """Credit for a block that is on its way; given back once, by whoever comes first."""
+
+    nbytes: int
+    budget: Budget
+    is_void: bool = False
+
 
 class Neighbours:
-    """A node's place in the line of its load.
+    """A node's place in the line of its load. It changes while the pool is held, and is asked so.
 
     Attributes:
         sides: Where blocks of other nodes come from by plan.
@@ -44,7 +69,7 @@ class Neighbours:
     """
 
     def __init__(self, program: AgentProgram) -> None:
-        self._node, self._node_of_rank = program.node, program.node_of_rank
+        self._node, self._node_of_rank = program.node, dict(program.node_of_rank)
         self._line = Line(program.line)
         self.sides = self._line.sides(program.node, map(NodeId, program.relays))
 
@@ -65,6 +90,24 @@ class Neighbours:
                 else [(node_consumer(node), taken)]
             )
         return found
+
+    def passed_on(self, ranks: Sequence[Rank], source: NodeId) -> list[tuple[Consumer, tuple[Rank, ...]]]:
+        """As ``takers``, of a block that came from ``source``: it goes on in the direction that it came in.
+
+        Ranks that moved while it was on its way may be on the other side by now. They get it again by themselves, and
+        pools that wait for each other in both directions might wait for ever.
+        """
+        return [
+            (consumer, taken)
+            for consumer, taken in self.takers(ranks)
+            if consumer[0] == "rank" or self._line.is_beyond(self._node, source, NodeId(str(consumer[1])))
+        ]
+
+    def change(self, route: Reroute) -> None:
+        """A node was given up: others hand blocks to each other past it."""
+        self._node_of_rank.update(route.homes)
+        self._line = Line(route.line)
+        self.sides = tuple(sorted({*self.sides, *self._line.sides(self._node, route.sources)}))
 
     def budget(self, peer: NodeId) -> Budget:
         """What a block counts as that comes from there."""
@@ -105,31 +148,66 @@ class Relays:
         self._pool = pool
         self._plane = plane
         self._put = put
-        self._peers = peers
+        self._peers = dict(peers)
         self._record = record
         self._stop = stop
         self._lock = threading.Lock()
         self._begun: set[NodeId] = set()
+        self._lost: set[NodeId] = set()
+        self._judged = threading.Condition(self._lock)
+        self._under_way: dict[NodeId, set[_Reservation]] = {}
+
+    def join(self, peers: Mapping[NodeId, Peer]) -> None:
+        """Nodes that have a part in the load from now on."""
+        with self._lock:
+            self._peers.update(peers)
+
+    def lose(self, peer: NodeId) -> None:
+        """Gives a node up: nothing more is taken from it, and what was on its way holds no credit."""
+        with self._lock:
+            self._lost.add(peer)
+            reserved = self._under_way.pop(peer, set())
+            for one in reserved:
+                one.is_void = True
+            self._judged.notify_all()
+        for one in reserved:
+            self._pool.give_back(one.nbytes, one.budget)
+        if peer in self._peers:
+            self._peers[peer].give_up()
 
     def begin(self, peer: NodeId) -> bool:
         """Whether threads are to ``take_from`` this node: it is in the load, and they do not yet."""
         with self._lock:
-            if peer in self._begun or peer not in self._peers:
+            if peer in self._begun or peer not in self._peers or peer in self._lost:
                 return False
             self._begun.add(peer)
             return True
 
     def take_from(self, peer: NodeId) -> None:
-        """Takes in what another node has for this one, until the load ends.
+        """Takes in what another node has for this one, until the load ends or that node is given up.
 
         Raises:
             PoolClosedError: It ended here.
             CapacityError: A block is larger than what the pool has for such.
-            ClusterError: The other node does not answer, or a block is lost.
+            ClusterError: The other node does not answer, or a block is lost, and nobody gave the node up.
         """
         acked: list[int] | None = []
-        while acked is not None and not self._stop.is_set():
-            acked = self._take_batch(peer, acked)
+        while acked is not None and not self._stop.is_set() and peer not in self._lost:
+            try:
+                acked = self._take_batch(peer, acked)
+            except _PeerTroubleError as trouble:
+                # The planner, which sees all nodes, says whether this one is lost; we may know before it does.
+                if not self._is_given_up(peer, timeout_s=2 * self._deadlines.silence_s):
+                    raise trouble.error from trouble
+                return
+
+    def _is_given_up(self, peer: NodeId, *, timeout_s: float) -> bool:
+        """Waits for the planner's word; the end of the load is as good."""
+        until_s = monotonic() + timeout_s
+        with self._judged:
+            while peer not in self._lost and not self._stop.is_set() and monotonic() < until_s:
+                self._judged.wait(_LOOK_S)
+            return peer in self._lost or self._stop.is_set()
 
     def _take_batch(self, peer: NodeId, acked: Sequence[int]) -> list[int] | None:
         """Acks one batch and takes in the next one; gives what to ack with the next call.
@@ -140,13 +218,16 @@ class Relays:
         Returns:
             None: the load has ended there, and will be here.
         """
-        deliveries = self._peers[peer].exchange(
-            self._load,
-            node_consumer(self._node),
-            acked,
-            limit=RELAY_BATCH,
-            timeout_s=self._deadlines.poll_s,
-        )
+        try:
+            deliveries = self._peers[peer].exchange(
+                self._load,
+                node_consumer(self._node),
+                acked,
+                limit=RELAY_BATCH,
+                timeout_s=self._deadlines.poll_s,
+            )
+        except ClusterError as error:
+            raise _PeerTroubleError(error) from error
         if deliveries is None:
             return None
         for delivery in deliveries:
@@ -155,12 +236,36 @@ class Relays:
 
     def _take_in(self, peer: NodeId, delivery: Delivery) -> None:
         """Puts a replica of another node's block into this node's pool, for its ranks and those of nodes further on."""
-        budget = self._neighbours.budget(peer)
-        self._pool.reserve(delivery.nbytes, budget)
+        reserved = _Reservation(delivery.nbytes, self._neighbours.budget(peer))
+        self._pool.reserve(reserved.nbytes, reserved.budget)
+        try:
+            with self._lock:
+                if peer in self._lost:
+                    return
+                self._under_way.setdefault(peer, set()).add(reserved)
+            entry = self._replica(delivery, reserved.budget)
+            with self._lock:
+                if reserved.is_void:
+                    return
+                self._under_way[peer].remove(reserved)
+                reserved.is_void = True  # the block's by now
+            with self._pool.held():
+                self._pool.publish(entry, self._neighbours.passed_on(delivery.ranks, peer))
+        finally:
+            with self._lock:
+                is_void, reserved.is_void = reserved.is_void, True
+                self._under_way.get(peer, set()).discard(reserved)
+            if not is_void:
+                self._pool.give_back(reserved.nbytes, reserved.budget)
+
+    def _replica(self, delivery: Delivery, budget: Budget) -> PooledBlock:
         begin_s = self._record.now()
-        data = self._plane.fetch(delivery.handle, timeout_s=self._deadlines.call_s)
+        try:
+            data = self._plane.fetch(delivery.handle, timeout_s=self._deadlines.call_s)
+        except ClusterError as error:
+            raise _PeerTroubleError(error) from error
         self._record.fetched(begin_s, delivery.nbytes, block=delivery.block)
-        entry = PooledBlock(
+        return PooledBlock(
             block=delivery.block,
             extent=delivery.extent,
             nbytes=delivery.nbytes,
@@ -168,4 +273,3 @@ class Relays:
             handle=self._put(delivery.block, data),
             budget=budget,
         )
-        self._pool.publish(entry, self._neighbours.takers(delivery.ranks))

@@ -280,6 +280,7 @@ class DeadlineConfig:
         poll_s: One long poll for blocks.
         call_s: A control call: progress, cancel, release.
         actor_start_s: Start of a worker or an agent.
+        silence_s: A node without any sign of life, in a load: then it is given up (docs/design/0026).
         stall_s: A load without any progress.
         close_s: Stopping and giving everything back.
     """
@@ -287,6 +288,7 @@ class DeadlineConfig:
     poll_s: float = 5.0
     call_s: float = 30.0
     actor_start_s: float = 120.0
+    silence_s: float = 8.0
     stall_s: float = 120.0
     close_s: float = 20.0
 

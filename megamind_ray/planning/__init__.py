@@ -2,7 +2,7 @@
 
 from megamind_ray.planning.build import build_plan
 from megamind_ray.planning.capacity import choose_keep_blocks, keep_budget_bytes, pool_budget_bytes
-from megamind_ray.planning.compile import compile_agent, compile_rank, load_facts
+from megamind_ray.planning.compile import compile_agent, compile_rank, load_facts, relay_sources
 from megamind_ray.planning.demands import build_demands
 from megamind_ray.planning.fallback import Fallback, RuleSource
 from megamind_ray.planning.geometry import BoxRows, box_rows
@@ -32,6 +32,7 @@ __all__ = [
     "preset",
     "preset_names",
     "preset_text",
+    "relay_sources",
     "resolve_topology",
     "with_known_links",
 ]

@@ -31,7 +31,7 @@ from megamind_ray.core.tensor import DType
 from megamind_ray.errors import RequestError
 from megamind_ray.planning.columns import Grouped, expand
 
-__all__ = ["compile_agent", "compile_rank", "file_table", "load_facts"]
+__all__ = ["compile_agent", "compile_rank", "file_table", "load_facts", "relay_sources"]
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -133,6 +133,12 @@ def load_facts(plan: Plan, *, max_worker_restarts: int) -> LoadFacts:
         extent_bytes={ExtentId(extent): nbytes for extent, nbytes in enumerate((columns.end - columns.begin).tolist())},
         max_worker_restarts=max_worker_restarts,
     )
+
+
+def relay_sources(plan: Plan, nodes: Collection[NodeId]) -> dict[NodeId, tuple[NodeId, ...]]:
+    """By node, the nodes that it takes blocks from, for its own ranks and for nodes further on."""
+    columns = _Columns.of(plan)
+    return {node: tuple(map(NodeId, columns.relays(plan, node))) for node in nodes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,6 +153,9 @@ class _Direct:
         except PoolClosedError:
             return None
 
+    def give_up(self) -> None:
+        """Its calls end soon by themselves."""
+
 
 def _node(name: str, num_gpus: int) -> Node:
     gpus = tuple(Gpu(index=index, memory_bytes=GIB, free_bytes=GIB) for index in range(num_gpus))
@@ -440,7 +443,7 @@ def test_closing_in_the_middle_stops_readers_that_wait_for_credit(build: Build) 
     del first
     with pytest.raises(PoolClosedError):
         agent.exchange(rank_consumer(0), Generation(0), acked=[], limit=1, timeout_s=BOUND_S)
-    assert not [thread for thread in agent._threads if thread.is_alive()]
+    assert not [thread for thread, _ in agent._threads if thread.is_alive()]
     assert cluster.plane.live_bytes == 0
 
 
@@ -453,11 +456,14 @@ def test_a_relay_that_breaks_off_is_told_whatever_broke_it(build: Build) -> None
         ) -> tuple[Delivery, ...] | None:
             raise ZeroDivisionError("a bug in the wire")
 
+        def give_up(self) -> None:
+            raise AssertionError("nobody gave it up")
+
     cluster = build(Parallel(tp=4), gpus_per_node=2, peer=Broken())
     agent = cluster.agents[NodeId("n0")]
     assert agent.status().error is None
     agent.start()
-    for relay in [thread for thread in agent._threads if thread.name.startswith("relay")]:
+    for relay in [thread for thread, _ in agent._threads if thread.name.startswith("relay")]:
         relay.join(BOUND_S)
     error = agent.status().error
     assert isinstance(error, ClusterError)

@@ -150,6 +150,9 @@ class _Peer:
         except PoolClosedError:
             return None
 
+    def give_up(self) -> None:
+        """Its calls end soon by themselves."""
+
 
 class _Home:
     def __init__(self, agent: AgentLoad, rank: Rank, generation: Generation) -> None:
