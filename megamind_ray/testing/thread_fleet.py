@@ -13,14 +13,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final, Literal, TypeAlias
 
 from megamind_ray.actors.agent_load import AgentLoad
-from megamind_ray.actors.block_pool import PoolClosedError
-from megamind_ray.actors.messages import Consumer, Delivery, rank_consumer
 from megamind_ray.actors.rank_load import RankLoad
 from megamind_ray.actors.rerouting import Routes, extents_of
 from megamind_ray.actors.transfer import Transfer
@@ -28,22 +23,20 @@ from megamind_ray.config import Config
 from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
 from megamind_ray.core.event_log import LogEntry
-from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
+from megamind_ray.core.ids import Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadMachine, LoadState, RankState
 from megamind_ray.core.node_loss import Lacking
 from megamind_ray.device.arena import HostArena
 from megamind_ray.engine.session import RankSession
-from megamind_ray.errors import ClusterError, MegamindError
+from megamind_ray.errors import MegamindError
 from megamind_ray.planning import compile_rank
-from megamind_ray.testing.fakes import MemoryPlane
+from megamind_ray.testing.thread_nodes import HomeCalls, NodeWire, PeerCalls, ThreadNode
 from megamind_ray.units import MIB
 
 __all__ = ["NodeStrike", "Strike", "ThreadFleet", "WorkerStrike"]
 
-_FIRST: Final = Generation(0)
 _BOUND_S: Final = 60.0
 _LOOK_S: Final = 0.01
-_UInt8Array = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,94 +67,6 @@ class WorkerStrike:
 
 
 Strike: TypeAlias = NodeStrike | WorkerStrike
-
-
-class _Node:
-    """A node's agent, its wire, and whether it answers."""
-
-    def __init__(self, node: NodeId) -> None:
-        self.node = node
-        self.memory = MemoryPlane()
-        self.has_crashed = threading.Event()
-        self.is_frozen = threading.Event()
-        self.is_given_up = threading.Event()
-        self.load: AgentLoad | None = None
-
-    def require_answer(self, stop: threading.Event) -> None:
-        """Raises where a call to this node, or one of its own, comes to nothing; waits where it is silent."""
-        while self.is_frozen.is_set() and not self.is_given_up.is_set() and not stop.is_set():
-            time.sleep(_LOOK_S / 10)
-        if self.has_crashed.is_set() or (
-            self.is_frozen.is_set() and not stop.is_set() and not self.is_given_up.is_set()
-        ):
-            raise ClusterError(f"node {self.node} does not answer")
-
-
-class _Wire:
-    """The data plane as one node sees it: handles know whose memory they are in."""
-
-    def __init__(self, fleet: ThreadFleet, own: _Node) -> None:
-        self._fleet, self._own = fleet, own
-
-    def put(self, data: _UInt8Array) -> object:
-        return self._own, self._own.memory.put(data)
-
-    def get(self, handles: Sequence[Any], *, timeout_s: float) -> list[_UInt8Array]:
-        return [self.fetch(handle, timeout_s=timeout_s) for handle in handles]
-
-    def fetch(self, handle: Any, *, timeout_s: float) -> _UInt8Array:
-        owner: _Node = handle[0]
-        self._fleet.call(self._own, owner)
-        return owner.memory.fetch(handle[1], timeout_s=timeout_s)
-
-
-class _Peer:
-    def __init__(self, fleet: ThreadFleet, own: _Node, other: NodeId) -> None:
-        self._fleet, self._own, self._name = fleet, own, other
-
-    def exchange(
-        self, load: LoadId, consumer: Consumer, acked: Sequence[int], *, limit: int, timeout_s: float
-    ) -> tuple[Delivery, ...] | None:
-        other = self._fleet.node(self._name)
-        self._fleet.call(self._own, other)
-        assert other.load is not None
-        assert other.load.load == load
-        try:
-            answer = other.load.exchange(consumer, _FIRST, acked=acked, limit=limit, timeout_s=timeout_s)
-        except PoolClosedError:
-            answer = None
-        self._fleet.call(self._own, other)  # the answer is lost where the node has gone meanwhile
-        return answer
-
-    def give_up(self) -> None:
-        """Calls to a node that was given up raise by themselves."""
-
-
-class _Home:
-    def __init__(self, fleet: ThreadFleet, node: _Node, rank: Rank, generation: Generation) -> None:
-        self._fleet, self._node, self._rank, self._generation = fleet, node, rank, generation
-
-    def exchange(
-        self, acked: Sequence[int], rejected: Sequence[Delivery], *, limit: int, timeout_s: float
-    ) -> tuple[Delivery, ...] | None:
-        self._fleet.call(self._node, self._node)
-        assert self._node.load is not None
-        try:
-            return self._node.load.exchange(
-                rank_consumer(self._rank),
-                self._generation,
-                acked=acked,
-                rejected=rejected,
-                limit=limit,
-                timeout_s=timeout_s,
-            )
-        except PoolClosedError:
-            return None
-
-    def retire(self) -> None:
-        self._fleet.call(self._node, self._node)
-        assert self._node.load is not None
-        self._node.load.retire_rank(self._rank, self._generation)
 
 
 @dataclass(slots=True, eq=False)
@@ -211,7 +116,7 @@ class ThreadFleet:
         self._strikes = deque(sorted(strikes, key=lambda one: one.after))
         self._random = random.Random(shaken)
         self._is_shaken = shaken is not None
-        self._nodes: dict[NodeId, _Node] = {}
+        self._nodes: dict[NodeId, ThreadNode] = {}
         self._runs: dict[Rank, _Run] = {}
         self._heard: dict[object, int] = {}
         self._doomed: dict[NodeId, NodeStrike] = {}
@@ -262,11 +167,11 @@ class ThreadFleet:
         """Bytes of blocks that something keeps, of all nodes."""
         return {name: size for name, node in self._nodes.items() if (size := node.memory.live_bytes)}
 
-    def node(self, name: NodeId) -> _Node:
+    def node(self, name: NodeId) -> ThreadNode:
         """A node that takes part."""
         return self._nodes[name]
 
-    def call(self, caller: _Node, callee: _Node) -> None:
+    def call(self, caller: ThreadNode, callee: ThreadNode) -> None:
         """A call between two actors comes to its node: strikes fall, it takes its time, or it comes to nothing."""
         due: list[Strike] = []
         with self._lock:
@@ -302,7 +207,7 @@ class ThreadFleet:
         gone = ev.AgentLost(node=strike.node, reason=strike.kind)
         self._later(strike.noticed_after_s, lambda: self._events.put(gone))
 
-    def _crash(self, node: _Node) -> None:
+    def _crash(self, node: ThreadNode) -> None:
         node.has_crashed.set()
         assert node.load is not None
         threading.Thread(target=node.load.close, daemon=True).start()
@@ -386,7 +291,7 @@ class ThreadFleet:
         names = list(routes)
         self._random.shuffle(names)
         for name in names:
-            peers = {other: _Peer(self, self._nodes[name], other) for other in drop.joins if other != name}
+            peers = {other: PeerCalls(self, self._nodes[name], other) for other in drop.joins if other != name}
             for _ in range(1 + (self._is_shaken and self._random.random() < 0.2)):
                 self._tell(name, lambda load, name=name, peers=peers: load.reroute(routes[name], peers))  # type: ignore[misc]
         self._nodes[drop.node].is_given_up.set()
@@ -419,16 +324,16 @@ class ThreadFleet:
         what(node.load)
         return True
 
-    def _is_gone(self, node: _Node) -> bool:
+    def _is_gone(self, node: ThreadNode) -> bool:
         return node.has_crashed.is_set() or node.is_frozen.is_set() or node.is_given_up.is_set()
 
     def _open(self, name: NodeId) -> None:
-        node = _Node(name)
+        node = ThreadNode(name)
         program = self._transfer.agent_program(name)
         if name in self._blind:
             program = replace(program, files=replace(program.files, root="/nowhere"))
-        peers = {other: _Peer(self, node, other) for other in self.machine.nodes if other != name}
-        node.load = AgentLoad(program, self._config, plane=_Wire(self, node), peers=peers)
+        peers = {other: PeerCalls(self, node, other) for other in self.machine.nodes if other != name}
+        node.load = AgentLoad(program, self._config, plane=NodeWire(self, node), peers=peers)
         self._nodes[name] = node
         if name in self._doomed:
             self._strike(self._doomed.pop(name))
@@ -438,15 +343,15 @@ class ThreadFleet:
         session = RankSession(program, HostArena(64 * MIB), self._config)
         home = self._nodes[self._home(rank)]
         load = RankLoad(
-            session, _Wire(self, home), node=home.node, generation=generation, deadlines=self._config.deadlines
+            session, NodeWire(self, home), node=home.node, generation=generation, deadlines=self._config.deadlines
         )
         self.sessions[rank] = session
         self._runs[rank] = _Run(load, home.node)
         threading.Thread(target=self._fill, args=(load, rank, generation, home), daemon=True).start()
 
-    def _fill(self, load: RankLoad, rank: Rank, generation: Generation, home: _Node) -> None:
+    def _fill(self, load: RankLoad, rank: Rank, generation: Generation, home: ThreadNode) -> None:
         try:
-            load.receive(_Home(self, home, rank, generation))
+            load.receive(HomeCalls(self, home, rank, generation))
         except MegamindError as error:
             # As the driver does: a rank that fails with its node is lost with it.
             if home.has_crashed.is_set():
