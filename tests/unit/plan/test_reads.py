@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_each_byte_goes_to_its_place_and_extents_are_apart(seed: int) -> None:
     reads = cut_reads(slices, _grid(files, gap=gap, whole_chunks=whole_chunks), pace)
     assert _placed(reads) == _wanted(slices)
     extents = list(zip(reads.file.tolist(), reads.begin.tolist(), reads.end.tolist(), strict=True))
-    for (file, _, end), (next_file, next_begin, _) in zip(extents, extents[1:], strict=False):
+    for (file, _, end), (next_file, next_begin, _) in pairwise(extents):
         assert (file, end) <= (next_file, next_begin)
     for file, begin, end in extents:
         assert files[file].data_begin <= begin < end <= files[file].size_bytes
