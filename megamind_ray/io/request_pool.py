@@ -46,15 +46,20 @@ def run_requests(
             raise
 
     futures: list[Future[Result]] = []
+    pool = _pool(num_in_flight)
     try:
         for item in items:
             if failures:
                 break
             futures.append(Future())
-            begin(_pool(num_in_flight), futures[-1], partial(call, item))
+            begin(pool, futures[-1], partial(call, item))
         wait(futures, return_when=FIRST_EXCEPTION)
     except BaseException:
         on_failure()
+        # An interrupt while a thread is started leaves one that the pool does not know: nobody would end it, and the
+        # process would wait for it at its own end. Whoever uses the pool meanwhile does his work himself.
+        _pool.cache_clear()
+        pool.shutdown(wait=False)
         raise
     finally:
         wait([future for future in futures if not future.cancel()])

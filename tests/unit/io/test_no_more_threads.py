@@ -160,8 +160,11 @@ def test_an_interrupt_while_a_thread_is_started_waits_for_what_it_began(monkeypa
     begun, ended, stopped = threading.Event(), threading.Event(), threading.Event()
     start = threading.Thread.start
 
+    started: list[threading.Thread] = []
+
     def interrupted(thread: threading.Thread) -> None:
         start(thread)
+        started.append(thread)
         assert begun.wait(BOUND_S)
         raise KeyboardInterrupt  # as in the wait for the thread's first sign of life
 
@@ -176,3 +179,7 @@ def test_an_interrupt_while_a_thread_is_started_waits_for_what_it_began(monkeypa
         run_requests(ask, range(3), num_in_flight=3, on_failure=stopped.set)
 
     assert ended.is_set()
+    started[0].join(BOUND_S)
+    assert not started[0].is_alive()  # the process would wait for it at its end
+    monkeypatch.undo()
+    assert run_requests(lambda item: item, range(3), num_in_flight=3) == [0, 1, 2]
