@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from megamind_ray.actors.messages import Pulse
 from megamind_ray.core.ids import NodeId
@@ -109,14 +108,6 @@ class Listener:
         self._ended.set()
         self._thread.join(2 * _LOOK_S)
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _listen(self) -> None:
         while not self._ended.is_set():
