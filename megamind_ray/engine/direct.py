@@ -44,8 +44,8 @@ def read_to_sink(
 ) -> Verified:
     """Reads one extent and puts its segments in place.
 
-    Chunks whose bytes stay in order are read straight into place; all others pass through a staging buffer. The file
-    is checked for changes afterwards.
+    Chunks whose bytes stay in order are read straight into place; all others pass through a staging buffer. Whether
+    the file changed is for the caller to check, with the reader's ``check_unchanged``, before the tensors are used.
 
     Args:
         reader: Of the extent's file.
@@ -61,10 +61,8 @@ def read_to_sink(
     straight = _straight_ranges(sink, segments)
     whole = _whole(straight, begin, end, segments)
     if whole is not None:  # the usual case: one look instead of one per chunk
-        verified = reader.read_into(file, begin, end, whole.buffer[begin + whole.shift : end + whole.shift])
-        reader.check_unchanged(file)
-        return verified
-    verified = "reference"
+        return reader.read_into(file, begin, end, whole.buffer[begin + whole.shift : end + whole.shift])
+    verified: Verified = "reference"
     for _, group in groupby(_choices(reader, file, begin, end, segments, straight), lambda it: id(it[2])):
         pieces = list(group)
         place = pieces[0][2]
@@ -77,7 +75,6 @@ def read_to_sink(
             with reader.staged(file, staged_begin, staged_end) as extent:
                 _scatter(sink, extent.data, staged_begin, staged_end, segments)
                 verified = _weaker(verified, extent.verified)
-    reader.check_unchanged(file)
     return verified
 
 

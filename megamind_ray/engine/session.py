@@ -198,6 +198,7 @@ class RankSession:
                 return
             started_s, begin_s = time.perf_counter(), self.record.now()
             verified = read_to_sink(self._reader, self._sink, file, begin, end, segments)
+            self._reader.check_unchanged(file)  # now, as an extent that cannot be used may come another way
             placed_bytes = sum(segment.nbytes for segment in segments)
             name = self.program.files.files[file].path
             self.record.read(begin_s, end - begin, placed_bytes=placed_bytes, file=name)

@@ -37,9 +37,10 @@ __all__ = ["ReadSummary", "SliceRows", "read_slices", "slice_table", "whole_tens
 # Looked up before a load: all of them in memory means that all is, or that few reads will have to wait.
 _SAMPLED_SLICES: Final = 8
 # Of an extent that is in memory: beyond, longer ones save nothing (docs/design/0010).
-_LONGEST_IN_MEMORY_BYTES: Final = 64 * MIB
+_LONGEST_IN_MEMORY_BYTES: Final = 128 * MIB
 # Of the last extents: shorter ones would take longer to begin than to read.
 _SHORTEST_BYTES: Final = 2 * MIB
+_SHORTEST_IN_MEMORY_BYTES: Final = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,6 @@ def read_slices(
             stop=stop,
             on_failure=reader.stop,
         )
-        # Each extent was followed by such a check; network file systems may cache what it asks for some seconds.
         reader.check_unchanged()
     finally:
         reader.close()
@@ -174,16 +174,18 @@ def _pace(reader: ExtentReader, slices: SliceTable, io: IoConfig, root: str) -> 
     A read of the page cache takes a core's time. Further threads only wait for each other, and each extent costs the
     same work in Python however long it is.
     """
-    num_threads, longest_bytes, cores = io.reads_in_flight(root), io.extent_bytes, usable_cores()
+    num_threads, cores = io.reads_in_flight(root), usable_cores()
+    longest_bytes, shortest_bytes = io.extent_bytes, _SHORTEST_BYTES
     if num_threads > cores and not io.is_remote(root) and _is_in_memory(reader, slices):
         longest_bytes = max(longest_bytes, min(longest_bytes * num_threads // cores, _LONGEST_IN_MEMORY_BYTES))
+        shortest_bytes = _SHORTEST_IN_MEMORY_BYTES
         num_threads = cores
     # Where there is little to share among the threads, it is shared all the same.
     share_bytes = int((slices.run_bytes * slices.num_runs).sum()) // (4 * num_threads)
     if io.is_remote(root):  # each chunk is a request of its own: the length of extents does not matter
         longest_bytes = shortest_bytes = min(longest_bytes, share_bytes)
     else:
-        shortest_bytes = min(_SHORTEST_BYTES, share_bytes)
+        shortest_bytes = min(shortest_bytes, share_bytes)
     return Pace(num_threads=num_threads, longest_bytes=longest_bytes, shortest_bytes=shortest_bytes)
 
 
