@@ -104,8 +104,10 @@ class Listener:
             return dict(self._silent)
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends it, at once: a load waits for it."""
         self._ended.set()
+        with suppress(OSError):  # without it, the thread looks up by itself, a moment later
+            self._socket.sendto(b"", self._socket.getsockname())
         self._thread.join(2 * _LOOK_S)
         self._socket.close()
 
