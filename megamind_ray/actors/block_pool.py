@@ -32,6 +32,7 @@ class PooledBlock:
         crc32s: Checksum of each segment, in plan order.
         handle: What keeps the bytes in the pool.
         budget: Which credit its bytes were taken from.
+        ranks: That take it from here, also by way of nodes further on.
         waiting: Consumers that have not acked; at 0 the credit goes back and the handle is dropped or kept.
         is_spoiled: A consumer found it damaged: it is not kept.
     """
@@ -42,6 +43,7 @@ class PooledBlock:
     crc32s: Crc32Array
     handle: BlockHandle
     budget: Budget = "read"
+    ranks: tuple[Rank, ...] = ()
     waiting: int = 0
     is_spoiled: bool = False
 
@@ -176,6 +178,7 @@ class BlockPool:
         with self._changed:
             self._raise_if_closed()
             self._published.add(entry.block)
+            entry.ranks = tuple(sorted({rank for _, ranks in consumers for rank in ranks}))
             entry.waiting = len(consumers)
             for consumer, ranks in consumers:
                 self._post(entry, consumer, ranks)

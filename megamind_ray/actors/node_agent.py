@@ -12,11 +12,12 @@ import numpy as np
 import ray
 
 from megamind_ray.actors.agent_load import AgentLoad
-from megamind_ray.actors.block_pool import PoolClosedError, PooledBlock
+from megamind_ray.actors.block_pool import PoolClosedError
 from megamind_ray.actors.boundary import wait_for
 from megamind_ray.actors.dataplane import DataPlane, RayObjectStore
 from megamind_ray.actors.groups import in_group
 from megamind_ray.actors.heartbeat import Heartbeat
+from megamind_ray.actors.kept_blocks import BlockKey, CopyResult, Heirloom, Holdings, KeptBlocks
 from megamind_ray.actors.messages import AgentFacts, AgentStatus, BlockHandle, Consumer, Delivery, Pulse, Reroute
 from megamind_ray.actors.pool_check import find_pool_file
 from megamind_ray.config import Config
@@ -42,7 +43,7 @@ class NodeAgent:
         self._lock = threading.Lock()
         self._loads: dict[LoadId, AgentLoad] = {}
         self._beats: dict[LoadId, Heartbeat] = {}
-        self._kept: dict[LoadId, dict[int, PooledBlock]] = {}
+        self._kept = KeptBlocks(self._plane)
         self._measuring = threading.Lock()
         self._stop_measuring = threading.Event()
         self._to_hand: list[BlockHandle] = []
@@ -180,8 +181,7 @@ class NodeAgent:
         status = one.status()
         kept = one.close()
         if keep and kept:
-            with self._lock:
-                self._kept[load] = kept
+            self._kept.add(load, kept)
         return status
 
     @in_group("control")
@@ -194,8 +194,35 @@ class NodeAgent:
     @in_group("control")
     def unload(self, load: LoadId) -> None:
         """Drops the kept blocks of a model."""
-        with self._lock:
-            self._kept.pop(load, None)
+        self._kept.drop(load)
+
+    @in_group("control")
+    def holdings(self) -> Holdings:
+        """All that this node keeps of loaded models."""
+        return self._kept.holdings()
+
+    @in_group("control")
+    def hand_kept(self, keys: Sequence[BlockKey], timeout_s: float) -> tuple[Heirloom, ...]:
+        """Blocks for another node that takes them over (see ``KeptBlocks.hand``)."""
+        return self._kept.hand(keys, timeout_s=timeout_s)
+
+    @in_group("exchange")
+    def copy_kept(self, keys: Sequence[BlockKey], source: Any, call_s: float) -> CopyResult:
+        """Takes over blocks that another node keeps (see ``KeptBlocks.copy``).
+
+        Args:
+            keys: Which.
+            source: That node's agent.
+            call_s: For each answer of it, and for each block.
+        """
+
+        def hand(wanted: Sequence[BlockKey]) -> Sequence[Heirloom]:
+            given: tuple[Heirloom, ...] = wait_for(
+                source.hand_kept.remote(wanted, call_s), timeout_s=call_s, what="taking over the blocks of another node"
+            )
+            return given
+
+        return self._kept.copy(keys, hand, timeout_s=call_s)
 
     @in_group("control")
     def hand(self, num_blocks: int) -> tuple[BlockHandle, ...]:
