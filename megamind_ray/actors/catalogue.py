@@ -12,10 +12,12 @@ from megamind_ray.actors.boundary import ActorLostError, settle
 from megamind_ray.actors.fleet import Fleet, GpuKey
 from megamind_ray.actors.messages import LoadRequest, ModelInfo, RunCall
 from megamind_ray.actors.names import free_model_name
+from megamind_ray.actors.pool_check import settled_pool_bytes
 from megamind_ray.actors.transfer import Transfer, TransferResult
 from megamind_ray.config import Config
-from megamind_ray.core.ids import ModelName, NodeId, Rank
+from megamind_ray.core.ids import LoadId, ModelName, NodeId, Rank
 from megamind_ray.core.report import LoadReport
+from megamind_ray.core.topology import Topology
 from megamind_ray.errors import ClusterError, MegamindError, RequestError
 
 __all__ = ["Catalogue", "ModelEntry", "model_entry"]
@@ -51,7 +53,11 @@ class Catalogue:
 
     def infos(self) -> tuple[ModelInfo, ...]:
         """All models, with what is kept of them now."""
-        return tuple(replace(model.info, kept_bytes=sum(self._kept_bytes(model).values())) for model in self)
+        return tuple(
+            replace(model.info, kept_bytes=sum(kept.values()), kept_by=kept)
+            for model in self
+            for kept in [self._kept_bytes(model)]
+        )
 
     def get(self, name: str) -> ModelEntry:
         """A model by its name.
@@ -85,6 +91,28 @@ class Catalogue:
         for model in self:
             kept.update(self._kept_bytes(model))
         return kept
+
+    def with_taken(self, topology: Topology) -> Topology:
+        """A topology with what blocks of these models, and objects of others, take of each pool now."""
+        kept = self.kept_bytes()
+        used = settled_pool_bytes(self._fleet.pool_used_bytes, topology, kept)
+        nodes = (replace(node, pool_taken_bytes=max(kept[node.id], used.get(node.id, 0))) for node in topology.nodes)
+        return replace(topology, nodes=tuple(nodes))
+
+    def on_node(self, node: NodeId) -> list[ModelName]:
+        """Models with ranks there, in a worker that lives."""
+        return [
+            model.info.name
+            for model in self
+            if any(key[0] == node and self._fleet.holds(key, worker) for key, worker in model.workers.values())
+        ]
+
+    def now_keeps(self, load: LoadId, node: NodeId, num_bytes: int) -> None:
+        """A node has taken blocks of a load over, and keeps so much of it by now."""
+        agent = self._fleet.agents.get(node)
+        for model in self:
+            if model.info.load == load and agent is not None:
+                model.kept[node] = (agent, num_bytes)
 
     def add(self, model: ModelEntry) -> None:
         """From now on it is loaded."""

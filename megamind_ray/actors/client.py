@@ -14,10 +14,11 @@ from ray import cloudpickle
 from megamind_ray import __version__
 from megamind_ray.actors.boundary import ActorLostError, raise_if_lost, settle, user_results, wait_for
 from megamind_ray.actors.connection import current_job
-from megamind_ray.actors.messages import Lifetime, LoadRequest, ModelInfo, PlannerFacts
+from megamind_ray.actors.messages import DrainRequest, Lifetime, LoadRequest, ModelInfo, PlannerFacts
 from megamind_ray.actors.runtime import end_fleet, fleet_actors, forget_planner, running_planner, start_planner
 from megamind_ray.config import Config
-from megamind_ray.core.ids import ModelName
+from megamind_ray.core.departure import DrainReport
+from megamind_ray.core.ids import ModelName, NodeId
 from megamind_ray.core.progress import Progress
 from megamind_ray.core.recording import LoadRecord
 from megamind_ray.core.report import LoadReport
@@ -189,6 +190,40 @@ class FleetClient:
 
     def unload(self, name: ModelName) -> None:
         self._ask_patiently(partial(self._planner.unload.remote, name), f"unloading {name!r}")
+
+    def drain(self, request: DrainRequest, on_progress: Callable[[Progress], None] | None) -> DrainReport:
+        """Has a node marked and emptied, and waits for it.
+
+        An exception in the waiting thread, a keyboard interrupt above all, calls the drain off and is raised when it
+        has ended; the node stays marked.
+
+        Raises:
+            MegamindError: As ``Departures.mark`` and ``Departures.drain``.
+        """
+        what = f"draining node {request.node}"
+        ticket = uuid.uuid4().hex
+        self._ask(partial(self._planner.mark_leaving.remote, ticket, request), what)
+        ref = self._planner.drain.remote(ticket)
+        try:
+            while not ray.wait([ref], timeout=_POLL_S)[0]:
+                progress = self._ask(partial(self._planner.progress.remote, ticket), "asking for progress")
+                if on_progress is not None:
+                    on_progress(progress)
+            report: DrainReport = self._ask(lambda: ref, what)
+        except BaseException:
+            if current_job() == self._job and not ray.wait([ref], timeout=0)[0]:
+                cancel = self._planner.cancel.remote(ticket, "the caller gave up waiting")
+                settle([cancel, ref], timeout_s=self._config.deadlines.close_s, what="calling a drain off")
+            raise
+        return report
+
+    def leaving(self) -> tuple[NodeId, ...]:
+        facts: PlannerFacts = self._ask(partial(self._planner.hello.remote, __version__), "asking which nodes leave")
+        return facts.leaving
+
+    def undrain(self, node: str) -> NodeId:
+        back: NodeId = self._ask_patiently(partial(self._planner.undrain.remote, node), f"taking node {node} back")
+        return back
 
     def topology(self) -> Topology:
         topology: Topology = self._ask_patiently(self._planner.topology.remote, "asking for the topology")

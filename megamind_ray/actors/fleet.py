@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Final, Protocol
 
-from megamind_ray.actors.boundary import settle, wait_for, wait_for_all
+from megamind_ray.actors.boundary import settle, wait_for
 from megamind_ray.actors.messages import AgentFacts, Lifetime, WorkerFacts
 from megamind_ray.actors.names import agent_name, worker_name
 from megamind_ray.config import Config
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.topology import Gpu, Node, Topology
-from megamind_ray.errors import ClusterError
+from megamind_ray.errors import ClusterError, MegamindError
 
 __all__ = ["Fleet", "GpuKey", "NodeResources", "Spawner"]
 
@@ -35,6 +35,8 @@ class NodeResources:
         num_gpus: GPUs, physical or logical.
         free_gpus: Not taken by any actor.
         pool_used_bytes: Of its object store, by whomever.
+        host: Name of its host.
+        is_head: Whether Ray's head runs there.
     """
 
     node: NodeId
@@ -42,6 +44,8 @@ class NodeResources:
     num_gpus: int
     free_gpus: int
     pool_used_bytes: int = 0
+    host: str = ""
+    is_head: bool = False
 
 
 class Spawner(Protocol):
@@ -70,6 +74,7 @@ class Fleet:
         agents: Handle by node.
         workers: Handle by (node, GPU index).
         agent_facts, worker_facts: Their latest answers.
+        leaving: Nodes that are to leave: nothing is started there, and no load is planned with them.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Fleet:
         self.workers: dict[GpuKey, Any] = {}
         self.agent_facts: dict[NodeId, AgentFacts] = {}
         self.worker_facts: dict[GpuKey, WorkerFacts] = {}
+        self.leaving: set[NodeId] = set()
         self._nodes: dict[NodeId, NodeResources] = {}
 
     @property
@@ -108,14 +114,34 @@ class Fleet:
         if self.agents.get(node) is agent:
             del self.agents[node]
 
+    def end_node(self, node: NodeId) -> None:
+        """Ends all that runs on a node, and returns when it is gone, or does not say so in time."""
+        keys = [key for key in self.workers if key[0] == node]
+        handles = [self.workers.pop(key) for key in keys]
+        handles += [self.agents.pop(node)] if node in self.agents else []
+        for handle in handles:
+            self._spawner.kill(handle)
+        # Nobody answers any more: this ends as soon as Ray knows it.
+        asked = [handle.facts.remote() for handle in handles]
+        settle(asked, timeout_s=self._config.deadlines.call_s, what=f"ending the actors on node {node}")
+        self.agent_facts.pop(node, None)
+        for key in keys:
+            self.worker_facts.pop(key, None)
+
+    def cluster_nodes(self) -> list[NodeResources]:
+        """The nodes that Ray has now, also those without an actor of the fleet. Any thread may ask."""
+        return self._spawner.nodes()
+
     def refresh(self) -> None:
         """Starts agents and workers on nodes that joined, forgets those of nodes that left, asks all for their facts.
 
         Raises:
-            ClusterError: An actor did not start in time; what was started with it is ended.
+            ClusterError: An actor did not start in time, on a node that is still there; what was started with it is
+                ended.
         """
         self._look()
         self._forget(node for node in list(self.agents) if node not in self._nodes)
+        self.leaving &= self._nodes.keys()
         self._await_freed(self._ask_all())
         if self._start_missing():
             self._ask_all()
@@ -208,6 +234,7 @@ class Fleet:
                     memory_bytes=facts.memory_bytes,
                     pool_bytes=facts.pool_bytes,
                     address=facts.address,
+                    is_leaving=node_id in self.leaving,
                 )
             )
         return Topology(nodes=tuple(nodes), name=self.name)
@@ -268,26 +295,46 @@ class Fleet:
         agents: dict[NodeId, Any] = {}
         workers: list[tuple[NodeId, Any]] = []
         for node, resources in self._nodes.items():
-            if resources.num_gpus == 0:
+            if resources.num_gpus == 0 or node in self.leaving:
                 continue
             if node not in self.agents:
                 name = agent_name(self.name, node, _serial())
                 agents[node] = self._spawner.agent(name, node, self.lifetime)
             workers += [(node, self._spawn_worker(resources)) for _ in range(self._num_startable(resources))]
+        started = [*agents.items(), *workers]
         try:
-            answers = wait_for_all(
-                [handle.facts.remote() for handle in (*agents.values(), *(worker for _, worker in workers))],
-                timeout_s=self._config.deadlines.actor_start_s,
-                what=f"fleet {self.name!r}: starting {len(agents)} node agents and {len(workers)} GPU workers",
-            )
+            answers = self._started(started)
         except BaseException:
-            for handle in (*agents.values(), *(worker for _, worker in workers)):
+            for _, handle in started:
                 self._spawner.kill(handle)
             raise
-        self.agents.update(agents)
-        for (node, worker), answer in zip(workers, answers[len(agents) :], strict=True):
-            self.workers[node, answer.gpu] = worker
+        for (node, handle), answer in zip(started, answers, strict=True):
+            if isinstance(answer, WorkerFacts):
+                self.workers[node, answer.gpu] = handle
+            elif isinstance(answer, AgentFacts):
+                self.agents[node] = handle
+            else:
+                self._spawner.kill(handle)
         return bool(answers)
+
+    def _started(self, started: Sequence[tuple[NodeId, Any]]) -> list[Any]:
+        """The facts of actors that were just started; an error in the place of one whose node has left meanwhile.
+
+        Raises:
+            ClusterError: One did not start in time, and its node is there.
+        """
+        answers = settle(
+            [handle.facts.remote() for _, handle in started],
+            timeout_s=self._config.deadlines.actor_start_s,
+            what=f"fleet {self.name!r}: starting {len(started)} node agents and GPU workers",
+        )
+        failed = [(node, answer) for (node, _), answer in zip(started, answers, strict=True) if _is_error(answer)]
+        if failed:
+            self._look()
+        for node, error in failed:
+            if node in self._nodes:
+                raise error
+        return answers
 
     def _spawn_worker(self, on: NodeResources) -> Any:
         name = worker_name(self.name, on.node, _serial())
@@ -318,6 +365,10 @@ class Fleet:
             self.agents.pop(node, None)
             for key in [key for key in self.workers if key[0] == node]:
                 del self.workers[key]
+
+
+def _is_error(answer: Any) -> bool:
+    return isinstance(answer, MegamindError)
 
 
 def _serial() -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "Consumer",
     "Crc32Array",
     "Delivery",
+    "DrainRequest",
     "ExtentFailure",
     "Lifetime",
     "LoadRequest",
@@ -79,6 +80,21 @@ class LoadRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequest:
+    """What a client asks for when a node is to leave.
+
+    Attributes:
+        node: What the caller calls it.
+        force: Unload models with ranks there, and give up what has no room elsewhere.
+        wait_s: How long a load that is under way may take; 0: the drain is refused.
+    """
+
+    node: str
+    force: bool
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerFacts:
     """Answer to a client's greeting.
 
@@ -88,6 +104,7 @@ class PlannerFacts:
         lifetime: Of the fleet.
         owner: What the client that started it called itself; others must not end it.
         device_memory_bytes: Arena budget of each worker; None: what was free.
+        leaving: Nodes that are to leave, or have left and are still in the cluster.
     """
 
     version: str
@@ -95,6 +112,7 @@ class PlannerFacts:
     lifetime: Lifetime
     owner: str
     device_memory_bytes: int | None
+    leaving: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +307,12 @@ class RunCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """A loaded model, for listings."""
+    """A loaded model, for listings.
+
+    Attributes:
+        kept_bytes: In the pools, replicas included; ``kept_by`` node.
+        ranks: Rank, node, GPU and generation.
+    """
 
     name: ModelName
     load: LoadId
@@ -299,6 +322,7 @@ class ModelInfo:
     kept_bytes: int
     loaded_at: str
     ranks: tuple[tuple[Rank, NodeId, int, Generation], ...] = ()
+    kept_by: Mapping[NodeId, int] = field(default_factory=dict)
 
 
 def weakest(levels: Collection[Verification]) -> Verification:

@@ -10,16 +10,18 @@ from typing import Any, Final
 
 from megamind_ray import __version__
 from megamind_ray.actors.catalogue import Catalogue, model_entry
+from megamind_ray.actors.departures import Departures
 from megamind_ray.actors.fleet import Fleet, Spawner
 from megamind_ray.actors.groups import in_group
 from megamind_ray.actors.load_driver import LoadDriver
 from megamind_ray.actors.load_report import build_report
-from megamind_ray.actors.messages import Lifetime, LoadRequest, ModelInfo, PlannerFacts
+from megamind_ray.actors.messages import DrainRequest, Lifetime, LoadRequest, ModelInfo, PlannerFacts
 from megamind_ray.actors.preparing import open_checkpoint, prepare
 from megamind_ray.actors.recording import RecordBook
 from megamind_ray.actors.ticket import Ticket
 from megamind_ray.config import Config
-from megamind_ray.core.ids import LoadId
+from megamind_ray.core.departure import DrainReport
+from megamind_ray.core.ids import LoadId, NodeId
 from megamind_ray.core.progress import Progress
 from megamind_ray.core.recording import LoadRecord
 from megamind_ray.core.report import LoadReport
@@ -59,6 +61,7 @@ class Planner:
         self._calls = threading.Lock()  # collective calls enter all ranks in one order
         self._tickets: dict[str, Ticket] = {}
         self._catalogue = Catalogue(self._fleet, config)
+        self._departures = Departures(self._fleet, self._catalogue, self._moves, config)
         self._records = RecordBook()
         self._num_loads = 0
         # Load ids begin again with each planner; what outlives one is marked with this.
@@ -82,6 +85,7 @@ class Planner:
             lifetime=self._lifetime,
             owner=self._owner,
             device_memory_bytes=self._device_memory_bytes,
+            leaving=self._departures.leaving,
         )
 
     @in_group("moves")
@@ -93,7 +97,7 @@ class Planner:
         """
         ticket = self._tickets.setdefault(ticket_id, Ticket())
         try:
-            while not self._moves.acquire(timeout=_CANCEL_EVERY_S):
+            while not self._departures.let_first(_CANCEL_EVERY_S) or not self._moves.acquire(timeout=_CANCEL_EVERY_S):
                 ticket.raise_if_cancelled()
             try:
                 return self._load(ticket, request)
@@ -110,7 +114,10 @@ class Planner:
 
     @in_group("control")
     def progress(self, ticket_id: str) -> Progress:
-        """How far a load is. A ticket that is not there yet, or no more, is ``queued`` with no bytes."""
+        """How far a load or a drain is. A ticket that is not there yet, or no more, is ``queued`` with no bytes."""
+        leaving = self._departures.progress(ticket_id)
+        if leaving is not None:
+            return leaving
         ticket = self._tickets.get(ticket_id)
         if ticket is None or ticket.driver is None:
             return Progress(phase=ticket.phase if ticket else "queued")
@@ -124,7 +131,9 @@ class Planner:
 
     @in_group("control")
     def cancel(self, ticket_id: str, reason: str) -> None:
-        """Stops a load, also one that still queues."""
+        """Stops a load or a drain, also one that still queues."""
+        if self._departures.cancel(ticket_id, reason):
+            return
         ticket = self._tickets.setdefault(ticket_id, Ticket())
         ticket.cancelled = reason
         if ticket.driver is not None:
@@ -161,6 +170,25 @@ class Planner:
         """
         with self._moves:
             self._catalogue.remove(name)
+
+    @in_group("control")
+    def mark_leaving(self, ticket_id: str, request: DrainRequest) -> None:
+        """Marks a node that is to leave: no load that begins from now on uses it. ``drain`` empties it.
+
+        Raises:
+            RequestError: No such node, one that cannot leave, or one that is being drained.
+        """
+        self._departures.mark(ticket_id, request)
+
+    @in_group("moves")
+    def drain(self, ticket_id: str) -> DrainReport:
+        """Empties a node that was marked, and ends the fleet's actors there (see ``Departures.drain``)."""
+        return self._departures.drain(ticket_id)
+
+    @in_group("control")
+    def undrain(self, node: str) -> NodeId:
+        """Takes a node back that is leaving (see ``Departures.undrain``)."""
+        return self._departures.undrain(node)
 
     @in_group("control")
     def run(self, name: str, payload: bytes) -> list[Any]:

@@ -17,7 +17,7 @@ from megamind_ray.core.topology import Topology
 from megamind_ray.errors import CapacityError
 from megamind_ray.units import format_bytes
 
-__all__ = ["PoolFile", "check_pool", "find_pool_file", "settled_pool_bytes"]
+__all__ = ["PoolFile", "backed_bytes", "check_pool", "find_pool_file", "settled_pool_bytes"]
 
 _SETTLE_S: Final = 2.0  # how long Ray may take to count blocks that were just let go as free
 _SETTLE_EVERY_S: Final = 0.1
@@ -108,6 +108,16 @@ def check_pool(facts: AgentFacts, need_bytes: int) -> None:
             needed_bytes=fresh,
             free_bytes=facts.pool_dir_free_bytes,
         )
+
+
+def backed_bytes(facts: AgentFacts) -> int:
+    """Bytes that may be put into a pool without ``check_pool`` refusing them."""
+    if not facts.pool_dir_bytes:
+        return facts.pool_bytes
+    if facts.pool_dir_bytes < facts.pool_bytes:
+        return 0
+    untouched = max(0, facts.pool_bytes - facts.pool_resident_bytes)
+    return facts.pool_bytes if facts.pool_dir_free_bytes >= untouched else facts.pool_dir_free_bytes
 
 
 def settled_pool_bytes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from megamind_ray.actors.catalogue import Catalogue
 from megamind_ray.actors.fleet import Fleet
 from megamind_ray.actors.load_report import pool_notes
 from megamind_ray.actors.messages import LoadRequest
-from megamind_ray.actors.pool_check import check_pool, settled_pool_bytes
+from megamind_ray.actors.pool_check import check_pool
 from megamind_ray.actors.ticket import Ticket
 from megamind_ray.actors.transfer import Transfer, spares_beside
 from megamind_ray.actors.visibility import Visibility, look_around
@@ -29,6 +29,7 @@ from megamind_ray.planning import (
     choose_keep_blocks,
     pool_budget_bytes,
     with_known_links,
+    without_leaving,
 )
 
 __all__ = ["Prepared", "open_checkpoint", "prepare"]
@@ -103,7 +104,7 @@ def prepare(
 
 def _topology_now(request: LoadRequest, fleet: Fleet, catalogue: Catalogue) -> Topology:
     """The fleet, with the links of a topology file and what other models' kept blocks take of each pool."""
-    topology = fleet.topology()
+    topology = without_leaving(fleet.topology())
     if not topology.num_gpus:
         raise RequestError(
             "the cluster has no free GPU for this fleet; `ray status` shows who holds them. On a machine without "
@@ -112,10 +113,7 @@ def _topology_now(request: LoadRequest, fleet: Fleet, catalogue: Catalogue) -> T
         )
     if request.known is not None:
         topology = with_known_links(topology, request.known, origin=request.config.plan.topology)
-    kept = catalogue.kept_bytes()
-    used = settled_pool_bytes(fleet.pool_used_bytes, topology, kept)
-    nodes = (replace(node, pool_taken_bytes=max(kept[node.id], used.get(node.id, 0))) for node in topology.nodes)
-    return replace(topology, nodes=tuple(nodes))
+    return catalogue.with_taken(topology)
 
 
 def _transfer(

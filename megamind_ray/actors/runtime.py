@@ -26,6 +26,7 @@ __all__ = ["RaySpawner", "end_fleet", "fleet_actors", "forget_planner", "running
 _AGENT_GROUPS: Final = {"control": 4, "exchange": 96}
 _WORKER_GROUPS: Final = {"control": 4, "moves": 1, "run": 1}
 _PLANNER_GROUPS: Final = {"control": 8, "moves": 16}
+_HEAD: Final = "node:__internal_head__"  # a resource that Ray gives to the node of its head
 
 
 class RaySpawner:
@@ -40,6 +41,8 @@ class RaySpawner:
                 num_gpus=int(row["Resources"].get("GPU", 0)),
                 free_gpus=int(free.get(row["NodeID"], {}).get("GPU", 0)),
                 pool_used_bytes=_used(row["Resources"], free.get(row["NodeID"], {}), "object_store_memory"),
+                host=row["NodeManagerHostname"],
+                is_head=_HEAD in row["Resources"],
             )
             for row in sorted(ray.nodes(), key=lambda row: (row["NodeManagerAddress"], row["NodeID"]))
             if row["Alive"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +40,10 @@ class Agents(Protocol):
     def here(self) -> NodeId:
         """The planner's own node."""
 
+    @property
+    def leaving(self) -> Collection[NodeId]:
+        """Nodes that are to leave: they are not asked."""
+
     def add_agent_here(self) -> NodeId | None:
         """As ``Fleet.add_agent_here``."""
 
@@ -59,26 +63,28 @@ def look_around(fleet: Agents, manifest: Manifest, config: Config) -> Visibility
         RequestError: No node can read it.
         ClusterError: The planner's own node should, and has no agent.
     """
-    if config.io.is_remote(manifest.root) or fleet.agents.keys() == {fleet.here}:
+    agents = {node: agent for node, agent in fleet.agents.items() if node not in fleet.leaving}
+    if config.io.is_remote(manifest.root) or agents.keys() == {fleet.here}:
         return Visibility()  # the manifest was read there
-    lacking = _lacking(fleet.agents, manifest, config)
+    lacking = _lacking(agents, manifest, config)
     if not lacking:
         return Visibility()
-    if len(lacking) == len(fleet.agents):
+    if len(lacking) == len(agents):
         if config.io.mirrors:  # which each of them asks in place of the checkpoint's own files
             return Visibility()
         here = fleet.add_agent_here()
         if here is not None:
-            lacking |= _lacking({here: fleet.agents[here]}, manifest, config)
-    if len(lacking) == len(fleet.agents):
+            agents[here] = fleet.agents[here]
+            lacking |= _lacking({here: agents[here]}, manifest, config)
+    if len(lacking) == len(agents):
         node, reason = next(iter(lacking.items()))
         raise RequestError(
-            f"{masked(manifest.uri)}: none of {len(fleet.agents)} nodes can read it (node {short_node(node)}: "
+            f"{masked(manifest.uri)}: none of {len(agents)} nodes can read it (node {short_node(node)}: "
             f"{reason}); put it where one of them can, or on storage that all reach"
         )
-    readers = frozenset(fleet.agents.keys() - lacking.keys())
+    readers = frozenset(agents.keys() - lacking.keys())
     names = listed(sorted(map(short_node, readers)))
-    return Visibility(readers, (f"{len(lacking)} of {len(fleet.agents)} nodes lack the files: all is read by {names}",))
+    return Visibility(readers, (f"{len(lacking)} of {len(agents)} nodes lack the files: all is read by {names}",))
 
 
 def _lacking(agents: Mapping[NodeId, Any], manifest: Manifest, config: Config) -> dict[NodeId, str]:

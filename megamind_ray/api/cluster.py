@@ -21,6 +21,8 @@ from megamind_ray.units import parse_bytes
 if TYPE_CHECKING:
     from megamind_ray.actors.client import FleetClient
     from megamind_ray.actors.messages import Lifetime, ModelInfo
+    from megamind_ray.core.departure import DrainReport
+    from megamind_ray.core.ids import NodeId
     from megamind_ray.core.topology import Topology
 
 __all__ = ["Cluster", "LoadedModel", "connect", "down"]
@@ -202,8 +204,66 @@ class Cluster:
         self._require_open()
         self._client.unload(model_name(name))
 
+    def drain(
+        self,
+        node: str,
+        *,
+        force: bool = False,
+        wait_s: float = 600.0,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> DrainReport:
+        """Empties a node, so that it can leave the cluster. When this returns nothing of the fleet is left there.
+
+        From the start on no load uses it. Then a load that is under way is waited for, kept blocks that no other node
+        has are copied to others, and the fleet's actors on it end. Where that is refused or interrupted nothing is
+        lost, and the node stays marked: drain it once more, or ``undrain`` it. A node that has been drained gives the
+        same report again.
+
+        Args:
+            node: Ray's id of it, digits with which no other id begins, its address, or the name of its host.
+            force: Unload models with ranks there, and give up blocks that have no room elsewhere.
+            wait_s: How long a load that is under way may take; 0: it is not waited for.
+            on_progress: Called about three times a second on this thread.
+
+        Raises:
+            RequestError: No such node; one that cannot leave (the last one, the planner's, Ray's head); models have
+                ranks there; or a load is under way and is not to be waited for.
+            CapacityError: Blocks that it alone keeps have no room elsewhere.
+            ClusterError: A load took longer, or the node was lost before all was safe.
+        """
+        from megamind_ray.actors.messages import DrainRequest
+
+        self._require_open()
+        if not wait_s >= 0:
+            raise RequestError(f"wait_s={wait_s!r}: take 0 or more seconds")
+        return self._client.drain(DrainRequest(node=node, force=force, wait_s=wait_s), on_progress)
+
+    def undrain(self, node: str) -> NodeId:
+        """Takes a node back that is leaving: a drain of it is called off, and the next load uses it again.
+
+        Args:
+            node: As ``drain`` has it.
+
+        Returns:
+            Ray's id of it.
+
+        Raises:
+            RequestError: No such node, or it is not leaving.
+        """
+        self._require_open()
+        return self._client.undrain(node)
+
+    @property
+    def leaving(self) -> tuple[NodeId, ...]:
+        """Nodes that are to leave, or have been drained and are still in the cluster."""
+        self._require_open()
+        return self._client.leaving()
+
     def topology(self) -> Topology:
-        """The fleet's nodes and GPUs with what is free now."""
+        """The fleet's nodes and GPUs with what is free now, as Ray has them: those that joined, not those that left.
+
+        It waits for a load that is under way.
+        """
         self._require_open()
         return self._client.topology()
 

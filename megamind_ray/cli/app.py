@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import megamind_ray
-from megamind_ray.cli import down, inspect, load, models, plan, replay, timeline, topology, tune, verify
+from megamind_ray.cli import down, drain, inspect, load, models, plan, replay, timeline, topology, tune, verify
 from megamind_ray.cli.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_REQUEST, exit_code_of
 from megamind_ray.cli.interrupts import terminated_as_interrupt
 from megamind_ray.cli.output import error_document, print_error, print_json
@@ -45,6 +45,7 @@ app.command("timeline", epilog=timeline.EXAMPLES, no_args_is_help=True)(timeline
 app.command("verify", epilog=verify.EXAMPLES, no_args_is_help=True)(verify.verify_command)
 app.command("models", epilog=models.MODELS_EXAMPLES)(models.models_command)
 app.command("unload", epilog=models.UNLOAD_EXAMPLES, no_args_is_help=True)(models.unload_command)
+app.command("drain", epilog=drain.EXAMPLES, no_args_is_help=True)(drain.drain_command)
 app.command("topology", epilog=topology.EXAMPLES)(topology.topology_command)
 app.command("tune", epilog=tune.EXAMPLES)(tune.tune_command)
 app.command("down", epilog=down.EXAMPLES)(down.down_command)

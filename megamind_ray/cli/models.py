@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from megamind_ray.cli.options import Address, AsJson, Fleet, examples
 from megamind_ray.cli.output import Output
 from megamind_ray.errors import masked
 from megamind_ray.units import format_bytes
+
+if TYPE_CHECKING:
+    from megamind_ray.actors.messages import ModelInfo
 
 __all__ = ["MODELS_EXAMPLES", "UNLOAD_EXAMPLES", "models_command", "unload_command"]
 
@@ -25,13 +28,13 @@ def models_command(address: Address = None, fleet: Fleet = "default", as_json: A
         from megamind_ray.report.tables import plain_table
 
         with connect_running(address, fleet) as cluster:
-            models = cluster.models()
+            models, leaving = cluster.models(), cluster.leaving
         rows = [
             (
                 model.name,
                 str(model.parallel),
                 format_bytes(model.num_bytes),
-                format_bytes(model.kept_bytes),
+                _kept(model),
                 model.loaded_at,
                 masked(model.uri),
             )
@@ -39,9 +42,19 @@ def models_command(address: Address = None, fleet: Fleet = "default", as_json: A
         ]
         text = plain_table(("model", "mesh", ">on devices", ">kept in the pool", "loaded at", "checkpoint"), rows)
         output.emit(
-            {"fleet": fleet, "models": [{**asdict(model), "uri": masked(model.uri)} for model in models]},
+            {
+                "fleet": fleet,
+                "models": [{**asdict(model), "uri": masked(model.uri)} for model in models],
+                "leaving": list(leaving),
+            },
             text if rows else "no models",
+            [f"node {node} is leaving: no load uses it" for node in leaving],
         )
+
+
+def _kept(model: ModelInfo) -> str:
+    num_nodes = sum(1 for nbytes in model.kept_by.values() if nbytes)
+    return format_bytes(model.kept_bytes) + (f" on {num_nodes} nodes" if num_nodes > 1 else "")
 
 
 def unload_command(

@@ -173,26 +173,31 @@ def _fleet(request: MeasureRequest, address: str | None, fleet: str, config: Pat
     from megamind_ray.cli.running import connect_running
     from megamind_ray.config import load_config
     from megamind_ray.engine.measure_topology import measured_topology
+    from megamind_ray.planning import without_leaving
 
     settings = load_config(config, profile=False)
     with connect_running(address, fleet) as cluster:
         topology = cluster.topology()
+        leaving = [node.id for node in topology.nodes if node.is_leaving]
+        topology = without_leaving(topology)
         with _progress() as show:
             show(f"{len(topology.nodes)} nodes of fleet {fleet}")
             found = measure_fleet(fleet, request, settings)
-    return _rendered(measured_topology(topology, found), found)
+    staying = {node.id: found[node.id] for node in topology.nodes if node.id in found}
+    return _rendered(measured_topology(topology, staying), staying, leaving)
 
 
-def _rendered(topology: Topology, found: Mapping[NodeId, NodeMeasurement]) -> _Made:
+def _rendered(topology: Topology, found: Mapping[NodeId, NodeMeasurement], leaving: Sequence[NodeId] = ()) -> _Made:
     from megamind_ray.engine.measure_topology import measurement_comments
     from megamind_ray.planning import dump_topology
 
     comments = list(measurement_comments(found))
+    comments += [f"node {node} is leaving the fleet (megamind drain): left out" for node in leaving]
     figures = {
         node: [{**asdict(figure), "value": figure.value} for figure in one.figures] for node, one in found.items()
     }
     notes = {node: list(one.notes) for node, one in found.items()}
-    document = {"topology": asdict(topology), "figures": figures, "notes": notes}
+    document = {"topology": asdict(topology), "figures": figures, "notes": notes, "leaving": list(leaving)}
     return _Made(text=dump_topology(topology, comments=comments), document=document, figures=comments)
 
 

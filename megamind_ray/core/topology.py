@@ -164,6 +164,7 @@ class Node:
         rack: Rack, where known.
         switches: PCIe switches whose uplink several GPUs share; a GPU in none has its link for itself.
         host: Processors and memory.
+        is_leaving: It is to leave its fleet: no load is planned with it. Topology files do not say it.
     """
 
     id: NodeId
@@ -177,6 +178,7 @@ class Node:
     rack: str | None = None
     switches: tuple[Switch, ...] = ()
     host: Host = Host()
+    is_leaving: bool = False
 
     @property
     def disk_bytes_per_s(self) -> float:

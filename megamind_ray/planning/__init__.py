@@ -6,7 +6,7 @@ from megamind_ray.planning.compile import compile_agent, compile_rank, load_fact
 from megamind_ray.planning.demands import build_demands
 from megamind_ray.planning.fallback import Fallback, RuleSource
 from megamind_ray.planning.geometry import BoxRows, box_rows
-from megamind_ray.planning.known_links import with_known_links
+from megamind_ray.planning.known_links import with_known_links, without_leaving
 from megamind_ray.planning.presets import preset, preset_names, preset_text, resolve_topology
 from megamind_ray.planning.rules import load_rules
 from megamind_ray.planning.topology_dump import dump_topology
@@ -35,4 +35,5 @@ __all__ = [
     "relay_sources",
     "resolve_topology",
     "with_known_links",
+    "without_leaving",
 ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from megamind_ray.core.topology import Gpu, Node, Topology
 from megamind_ray.errors import RequestError, listed
 
-__all__ = ["with_known_links"]
+__all__ = ["with_known_links", "without_leaving"]
 
 
 def with_known_links(live: Topology, known: Topology, *, origin: str = "the topology file") -> Topology:
@@ -42,6 +42,11 @@ def with_known_links(live: Topology, known: Topology, *, origin: str = "the topo
         racks=known.racks,
         source=known.source,
     )
+
+
+def without_leaving(live: Topology) -> Topology:
+    """The nodes that stay: what is planned with."""
+    return replace(live, nodes=tuple(node for node in live.nodes if not node.is_leaving))
 
 
 def _joined(live: Node, known: Node | None) -> Node:

@@ -35,6 +35,7 @@ class _Fleet:
         self.agents = {NodeId(node): _Agent(answer) for node, answer in answers.items()}
         self._here = here
         self.here = HERE
+        self.leaving: set[NodeId] = set()
         self.num_added = 0
 
     def add_agent_here(self) -> NodeId | None:
@@ -59,6 +60,13 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 def test_where_all_can_read_nobody_is_named(manifest: Manifest) -> None:
     found = look_around(_Fleet({"n0": "", "n1": ""}), manifest, Config())
     assert (found.readers, found.notes) == (None, ())
+
+
+def test_a_node_that_is_leaving_is_not_asked(manifest: Manifest) -> None:
+    fleet = _Fleet({"n0": "no such file", "n1": ""})
+    fleet.leaving = {NodeId("n1")}
+    with pytest.raises(RequestError, match=r"none of 1 nodes can read it \(node n0"):
+        look_around(fleet, manifest, Config())
 
 
 def test_where_some_lack_the_files_the_others_read(manifest: Manifest) -> None:

@@ -10,6 +10,7 @@ Rows that need more than one process are shown elsewhere:
 - /dev/shm smaller than the pool, or full: ``test_pool_on_tmpfs.py`` and ``ray/test_bad_input_through_ray.py``
 - more ranks than GPUs, tp against heads, another release's planner: ``ray/test_load_through_ray.py``
 - an interrupt in the middle: ``ray/test_real_head.py``
+- a node that is drained: ``unit/actors/test_departures.py``, ``cluster/test_elastic.py``
 - lost links, and what is no file in the place of one: ``unit/io/test_hub_cache_layout.py``, ``unit/io/test_sidecar.py``
 - buckets: ``unit/io/test_s3_sources.py``; mirrors: ``unit/io/test_copies.py``
 """

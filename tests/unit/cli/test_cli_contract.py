@@ -25,7 +25,10 @@ from megamind_ray.errors import (
 )
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = ("inspect", "plan", "load", "replay", "timeline", "verify", "models", "unload", "topology", "tune", "down")
+COMMANDS = (
+    *("inspect", "plan", "load", "replay", "timeline", "verify", "models", "unload", "drain", "topology", "tune"),
+    "down",
+)
 FULL = CapacityError("GPU n0:0: too small", where="GPU n0:0", needed_bytes=3, free_bytes=1)
 
 
@@ -113,6 +116,8 @@ def test_an_error_is_one_document_with_json(megamind: Any) -> None:
         ("plan", "x", "--no-such-option"),
         ("inspect",),
         ("unload",),
+        ("drain",),
+        ("drain", "n1", "--wait", "soon"),
         ("explode",),
         ("inspect", "a", "b"),
     ],
@@ -123,6 +128,13 @@ def test_mistakes_in_arguments_exit_with_2(megamind: Any, argv: tuple[str, ...])
     assert result.code == 2
     assert result.stdout == ""
     assert "Usage:" in result.stderr
+
+
+def test_a_drain_is_forced_or_taken_back(megamind: Any) -> None:
+    result = megamind("drain", "n1", "--force", "--cancel")
+
+    assert result.code == 2
+    assert "--cancel and --force: give one of them" in result.stderr
 
 
 def test_a_mistake_in_arguments_is_a_document_too(megamind: Any) -> None:
@@ -207,7 +219,7 @@ def test_help_names_every_command_and_the_exit_codes(megamind: Any) -> None:
     assert "130 interrupted" in " ".join(result.stdout.split())
 
 
-@pytest.mark.parametrize("argv", [("models",), ("unload", "tiny"), ("down",)])
+@pytest.mark.parametrize("argv", [("models",), ("unload", "tiny"), ("drain", "n1"), ("down",)])
 def test_asking_about_a_fleet_starts_no_cluster(
     megamind: Any, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
 ) -> None:
