@@ -86,6 +86,7 @@ def load_in_turns(
     *,
     server: RatedServer | None = None,
     rounds: int,
+    predict: bool = True,
 ) -> dict[str, list[Loaded]]:
     """Loads by case, in turns, after a round that does not count; a case ends with its first failure.
 
@@ -96,6 +97,7 @@ def load_in_turns(
         topology: For predictions.
         server: What the checkpoint is on, if it is on one.
         rounds: That count.
+        predict: Whether the topology says what the hosts can do.
     """
     done: dict[str, list[Loaded]] = {case: [] for case in orders}
     reasons: dict[str, str] = {}
@@ -124,7 +126,7 @@ def load_in_turns(
                 "processors_busy": [loaded.busy for loaded in loads],
                 "bytes_over_network": [loaded.report.bytes_over_network for loaded in loads],
             }
-            if not failed:
+            if predict and not failed:
                 found.predicted(case, session, orders[case], topology, statistics.median(seconds))
     return {case: loads if case not in reasons else [] for case, loads in done.items()}
 

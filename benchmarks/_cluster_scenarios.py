@@ -13,7 +13,7 @@ from benchmarks._cluster_session import Expected, Loaded, LoadFailed, Order, Ses
 from megamind_ray.core.topology import Disk, Topology
 from megamind_ray.testing.testbed import bed_node, in_two_racks, switched
 
-__all__ = ["HEAD", "NIC_BYTES_PER_S", "STORAGE_BYTES_PER_S", "one_host", "racks", "shared", "with_head"]
+__all__ = ["HEAD", "NIC_BYTES_PER_S", "STORAGE_BYTES_PER_S", "one_host", "racks", "shared", "storage_row", "with_head"]
 
 NIC_BYTES_PER_S: Final = 62.5e6
 STORAGE_BYTES_PER_S: Final = 4 * NIC_BYTES_PER_S  # four hosts can read at the rate of their links
@@ -85,7 +85,7 @@ def shared(found: Found, expected: Expected, *, rounds: int, quick: bool) -> Non
             orders = {case: Order(uri=server.uri, parallel=mesh) for case, mesh in meshes.items()}
             loads = load_in_turns(found, session, orders, topology, server=server, rounds=rounds)
         for case, done in loads.items():
-            _storage_row(found, case, done, expected)
+            storage_row(found, case, done, expected)
             received = [_worst_received(loaded) for loaded in done]
             found.row(f"{case}: bytes received / its ranks', worst host", received, target=1.1)
         by_hosts[num_hosts] = loads[f"shared: tp={num_hosts}"]
@@ -94,7 +94,8 @@ def shared(found: Found, expected: Expected, *, rounds: int, quick: bool) -> Non
         found.row(f"shared: seconds on {more} hosts / on {fewer}", ratios, target=1.0)
 
 
-def _storage_row(found: Found, case: str, done: Sequence[Loaded], expected: Expected) -> None:
+def storage_row(found: Found, case: str, done: Sequence[Loaded], expected: Expected) -> None:
+    """Adds the row of what storage sent, in parts of the checkpoint."""
     ratios = [loaded.storage_bytes / expected.checkpoint.nbytes for loaded in done]
     found.row(f"{case}: bytes from storage / checkpoint", ratios, target=1.0)
     if any(ratio < 1 for ratio in ratios):  # the ranks hold every byte: then they were not all counted
@@ -139,7 +140,7 @@ def racks(found: Found, expected: Expected, *, rounds: int) -> None:
             loads = load_in_turns(found, session, orders, topology, server=server, rounds=rounds)
             break
     for case in (everywhere, gangs, aware):
-        _storage_row(found, case, loads[case], expected)
+        storage_row(found, case, loads[case], expected)
         into = [_needed_beyond(loaded, orders[case].parallel, expected) for loaded in loads[case]]
         found.row(f"{case}: bytes into r1 / bytes needed there", into, target=1.1)
         back = [loaded.moved.uplinks["r0"].received_bytes / expected.checkpoint.nbytes for loaded in loads[case]]

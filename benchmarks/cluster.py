@@ -12,9 +12,11 @@ rows could not be measured for it.
 ``racks``     two racks of two, uplinks of a quarter of a link, storage in the first rack
 ``killed``    one of three receiving hosts switched off after 30, 60, 90% of storage's bytes, a fourth is spare;
               detection: until the load machine is told of a loss; recovery: from there to the load's end
+``straggler`` three hosts load everything, storage is ten times slower for one of them: left alone, and with what it has
+              not begun read by the others
 Every case that ends well is also predicted (``mm.plan`` and ``mm.simulate`` on the bed's topology).
 
-    python -m benchmarks.cluster --json out.json           # 192 MiB, about 15 minutes on two cores
+    python -m benchmarks.cluster --json out.json           # 192 MiB, about 20 minutes on two cores
     python -m benchmarks.cluster --quick                   # 32 MiB, one-host and shared, rough
     python -m benchmarks.cluster --only racks --rounds 5
 
@@ -34,12 +36,13 @@ from benchmarks._cluster_killed import SHARES, killed
 from benchmarks._cluster_rows import Found
 from benchmarks._cluster_scenarios import NIC_BYTES_PER_S, STORAGE_BYTES_PER_S, one_host, racks, shared
 from benchmarks._cluster_session import SETTINGS, Expected, say, write_model
+from benchmarks._cluster_straggler import SLOW_BYTES_PER_S, straggler
 from benchmarks._result import parse_arguments, write_result
 from megamind_ray.errors import ClusterError
 from megamind_ray.testing.testbed import RaySettings, missing
 from megamind_ray.units import MIB
 
-_PARTS = ("one-host", "shared", "racks", "killed")
+_PARTS = ("one-host", "shared", "racks", "killed", "straggler")
 _QUICK_PARTS = ("one-host", "shared")
 _BYTES, _QUICK_BYTES = 192 * MIB, 32 * MIB
 _ROUNDS, _QUICK_ROUNDS = 3, 1
@@ -71,6 +74,7 @@ def main() -> None:
             "shared": lambda: shared(found, expected, rounds=rounds, quick=quick),
             "racks": lambda: racks(found, expected, rounds=rounds),
             "killed": lambda: killed(found, expected),
+            "straggler": lambda: straggler(found, expected, rounds=rounds),
         }
         for part in parts:
             try:
@@ -84,6 +88,7 @@ def main() -> None:
             "storage_bytes_per_s": STORAGE_BYTES_PER_S,
             "racks": {"uplink_bytes_per_s": NIC_BYTES_PER_S / 4, "storage_in": "r0", "head_in": "none"},
             "killed_at": list(SHARES),
+            "straggler_bytes_per_s": SLOW_BYTES_PER_S,
             "ray_notices_silent_hosts_after_s": _silence_s(RaySettings()),
         }
     said = {"failures": found.failures, "not_measured": found.not_measured, "details": found.details}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-import numpy as np
-
+from megamind_ray.actors.agent_reads import AgentReads
 from megamind_ray.actors.block_pool import BlockPool, PoolClosedError, PooledBlock
 from megamind_ray.actors.dataplane import DataPlane
 from megamind_ray.actors.messages import (
@@ -16,47 +14,26 @@ from megamind_ray.actors.messages import (
     BlockHandle,
     Consumer,
     Delivery,
-    ExtentFailure,
     Reroute,
-    Verification,
     node_consumer,
     rank_consumer,
-    weakest,
 )
 from megamind_ray.actors.relays import Neighbours, Peer, Relays
 from megamind_ray.config import Config
 from megamind_ray.core.exchange import RELAY_FETCHES
-from megamind_ray.core.ids import BlockId, ExtentId, Generation, NodeId, Rank
+from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.recorder import NO_RECORD, Recorder
-from megamind_ray.core.report import Fault, Kept
+from megamind_ray.core.report import Kept
 from megamind_ray.core.tracks import NodeRecorder
 from megamind_ray.device.memory import usable_cores
 from megamind_ray.device.strided import Bytes
-from megamind_ray.engine.cut import BlockCutter
-from megamind_ray.engine.extent_reader import ExtentReader
-from megamind_ray.engine.team import run_team
-from megamind_ray.errors import ClusterError, IntegrityError, MegamindError, RequestError, SourceError
-from megamind_ray.io import ReadCounters
+from megamind_ray.engine.extent_reader import SourceOpener
+from megamind_ray.errors import ClusterError, MegamindError
 
 __all__ = ["AgentLoad"]
 
 _STOP_S = 1.0  # how long closing waits for threads that are in the middle of a read
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Extents to read and blocks to cut from them: the node's program, or a fragment of it that is done again."""
-
-    program: AgentProgram
-    reader: ExtentReader
-    cutter: BlockCutter
-
-    def cuts(self, block: int, ranks: Collection[Rank]) -> bool:
-        """Whether it gives this block to these ranks; a fragment has its blocks for some of them only."""
-        blocks = self.program.blocks
-        (rows,) = np.nonzero(blocks.block == block)
-        return len(rows) > 0 and set(ranks) <= set(self.program.consumer_sets[int(blocks.consumers[rows[0]])])
 
 
 class AgentLoad:
@@ -68,6 +45,7 @@ class AgentLoad:
         plane: Where blocks are put.
         peers: Agents of the other nodes in the load.
         recorder: Takes what the node does, when.
+        opener: Opens a file; None: ``io.open_source``.
     """
 
     def __init__(
@@ -78,22 +56,18 @@ class AgentLoad:
         plane: DataPlane,
         peers: Mapping[NodeId, Peer],
         recorder: Recorder = NO_RECORD,
+        opener: SourceOpener | None = None,
     ) -> None:
         self.load = program.load
         self._node = program.node
-        self._config = replace(config, io=config.io.for_agent(usable_cores()))
+        self._planned_relays = tuple(program.relays)
         self._plane = plane
         self._record = NodeRecorder(recorder, program.node)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[tuple[threading.Thread, NodeId | None]] = []  # with the peer that a relay takes from
-        self._failures: list[ExtentFailure] = []
-        self._failed: set[int] = set()
-        self._faults: list[Fault] = []
-        self._rejected: Counter[tuple[int, tuple[Rank, ...]]] = Counter()  # by block and ranks
         self._bytes_sent = 0
         self._error: MegamindError | None = None
-        self._verified: set[Verification] = set()
         self._neighbours = Neighbours(program)
         self._pool = BlockPool(
             credit_bytes=program.credit_bytes,
@@ -113,15 +87,23 @@ class AgentLoad:
             record=self._record,
             stop=self._stop,
         )
-        self._main = self._job(program)
-        self._jobs = [self._main]
-        self._own_blocks = set(program.blocks.block.tolist())
+        self._reads = AgentReads(
+            program,
+            replace(config, io=config.io.for_agent(usable_cores())),
+            pool=self._pool,
+            neighbours=self._neighbours,
+            put=self._put,
+            record=self._record,
+            stop=self._stop,
+            spawn=self._spawn,
+            opener=opener,
+        )
 
     def start(self) -> None:
         """Begins to read, and to relay from each node that has blocks for this one."""
-        for peer in self._main.program.relays:
+        for peer in self._planned_relays:
             self.relay_from(NodeId(peer))
-        self._spawn("reads", lambda: self._read_all(self._main, range(len(self._main.program.extents)), None))
+        self._reads.start()
 
     def exchange(
         self,
@@ -149,7 +131,7 @@ class AgentLoad:
         """
         for delivery in rejected:
             self._pool.spoil(consumer, delivery.serial)
-            self._cut_anew(delivery)
+            self._reads.cut_anew(delivery)
         done = [*acked, *(delivery.serial for delivery in rejected)]
         deliveries = self._pool.exchange(consumer, generation, acked=done, limit=limit, timeout_s=timeout_s)
         if consumer[0] == "node":
@@ -167,14 +149,27 @@ class AgentLoad:
 
     def read_again(self, fragment: AgentProgram, ranks: Sequence[Rank]) -> None:
         """Reads the fragment's extents for these ranks; what the node has still before it is left to that."""
-        job = self._job(fragment)
-        with self._lock:
-            self._jobs.append(job)
-        rows = [row for row in range(len(fragment.extents)) if not self._is_pending(job, row)]
-        self._spawn("reads-again", lambda: self._read_all(job, rows, frozenset(ranks)))
+        self._reads.read_again(fragment, ranks)
 
-    def relay_from(self, peer: NodeId) -> None:
-        """Takes in blocks that another node has for this one, until the load ends."""
+    def read_instead(self, fragment: AgentProgram) -> None:
+        """Reads the fragment's extents, which another node was to read, as if they had been planned so."""
+        self._reads.read_instead(fragment)
+
+    def take_back(self, keep_bytes: int) -> tuple[ExtentId, ...]:
+        """What it will not read any more: all that it has not begun, but for the first ``keep_bytes`` of it."""
+        return self._reads.take_back(keep_bytes)
+
+    def relay_from(self, peer: NodeId, *, passes_on: bool = False) -> None:
+        """Takes in blocks that another node has for this one, until the load ends.
+
+        Args:
+            peer: The other node.
+            passes_on: Some of them go on along the line.
+        """
+        if passes_on:
+            with self._pool.held():
+                self._neighbours.add(peer)
+                self._pool.divide(self._neighbours.sides)
         if self._relays.begin(peer):
             for number in range(RELAY_FETCHES):
                 self._spawn(f"relay-{peer[:8]}-{number}", lambda: self._relays.take_from(peer), peer)
@@ -207,18 +202,11 @@ class AgentLoad:
     def status(self) -> AgentStatus:
         """Counters, failures and faults so far."""
         with self._lock:
-            jobs = list(self._jobs)
-            again = [job.reader.counters.totals() for job in jobs[1:]]
-            main = jobs[0].reader.counters.totals()
             kept = self._pool.kept.values()
-            return AgentStatus(
-                bytes_read=main.payload_bytes,
-                bytes_retried=main.retried_bytes + sum(one.payload_bytes + one.retried_bytes for one in again),
+            return replace(
+                self._reads.status(),
                 bytes_sent=self._bytes_sent,
-                failures=tuple(self._failures),
-                faults=(*self._faults, *(fault for job in jobs for fault in job.reader.faults)),
                 peak_credit_bytes=self._pool.peak_bytes,
-                verified=weakest(self._verified),
                 kept=Kept(num_blocks=len(kept), num_bytes=sum(block.nbytes for block in kept)),
                 error=self._error,
             )
@@ -246,16 +234,7 @@ class AgentLoad:
     def _close_files(self, threads: Sequence[threading.Thread]) -> None:
         for thread in threads:
             thread.join()
-        for job in self._jobs:
-            job.reader.close()
-
-    def _job(self, program: AgentProgram) -> _Job:
-        longest = int((program.extents.end - program.extents.begin).max(initial=0))
-        config = replace(self._config, io=self._config.io.for_agent(usable_cores(), longest))
-        reader = ExtentReader(
-            program.files, config, counters=ReadCounters(), stop=self._stop, on_fault=self._record.fault
-        )
-        return _Job(program, reader, BlockCutter(program.blocks, program.segments))
+        self._reads.close()
 
     def _spawn(self, name: str, target: Callable[[], None], peer: NodeId | None = None) -> None:
         thread = threading.Thread(target=self._guarded, args=(name, target), name=f"{name}-{self.load}", daemon=True)
@@ -275,119 +254,8 @@ class AgentLoad:
                 with self._lock:
                     self._error = self._error or (error if isinstance(error, MegamindError) else ClusterError(what))
 
-    def _read_all(self, job: _Job, rows: Iterable[int], ranks: frozenset[Rank] | None) -> None:
-        try:
-            run_team(
-                rows,
-                lambda row: self._read_extent(job, row, ranks),
-                num_threads=self._config.io.reads_in_flight(job.program.files.root),
-                name=f"read-{self.load}",
-                stop=self._stop,
-                on_failure=job.reader.stop,
-            )
-        except ClusterError:
-            if not self._stop.is_set():
-                raise
-
-    def _read_extent(
-        self, job: _Job, row: int, ranks: frozenset[Rank] | None, only: Collection[int] | None = None
-    ) -> None:
-        """Reads one extent and publishes its blocks; a failure is reported, not raised."""
-        extent = ExtentId(int(job.program.extents.extent[row]))
-        try:
-            self._read_and_publish(job, row, extent, ranks, only)
-        except PoolClosedError:
-            return
-        except (SourceError, IntegrityError, RequestError) as error:
-            # Another node may have a good copy, the file at all, or a way to the storage.
-            self._fail(extent, error, retryable=True)
-        except MegamindError as error:
-            self._fail(extent, error, retryable=False)
-        except Exception as error:  # noqa: BLE001 - a reader thread has nobody above it; the planner hears of it
-            what = f"node {self._node}: reading extent {extent}: {type(error).__name__}: {error}"
-            self._fail(extent, ClusterError(what), retryable=True)
-
-    def _read_and_publish(
-        self, job: _Job, row: int, extent: ExtentId, ranks: frozenset[Rank] | None, only: Collection[int] | None
-    ) -> None:
-        extents, blocks = job.program.extents, job.program.blocks
-        takers = {
-            int(blocks.block[block_row]): (block_row, self._takers(job, block_row, ranks))
-            for block_row in job.cutter.rows_of(extent)
-        }
-        takers = {block: taker for block, taker in takers.items() if taker[1] and (only is None or block in only)}
-        reserved = sum(int(blocks.nbytes[block_row]) for block_row, _ in takers.values())
-        self._pool.reserve(reserved)
-        try:
-            file, begin, end = (int(column[row]) for column in (extents.file, extents.begin, extents.end))
-            begin_s = self._record.now()
-            with job.reader.staged(file, begin, end) as staged:
-                name = job.program.files.files[file].path
-                self._record.read(begin_s, end - begin, file=name, verified=staged.verified)
-                self._verified.add(staged.verified)
-                begin_s = self._record.now()
-                for cut in job.cutter.cut(extent, begin, staged.data, only=takers):
-                    self._record.cut(begin_s, cut.data.nbytes, block=cut.block)
-                    entry = PooledBlock(
-                        block=BlockId(cut.block),
-                        extent=extent,
-                        nbytes=cut.data.nbytes,
-                        crc32s=cut.crc32,
-                        handle=self._put(cut.block, cut.data),
-                    )
-                    with self._pool.held():  # a node may have been given up since the read began
-                        self._pool.publish(entry, self._takers(job, takers[cut.block][0], ranks))
-                    reserved -= cut.data.nbytes
-                    begin_s = self._record.now()
-        finally:
-            if reserved:
-                self._pool.give_back(reserved)
-
-    def _takers(self, job: _Job, row: int, ranks: Collection[Rank] | None) -> list[tuple[Consumer, tuple[Rank, ...]]]:
-        """Who takes the block in a row of the block table."""
-        members = job.program.consumer_sets[int(job.program.blocks.consumers[row])]
-        wanted = [Rank(member) for member in members if ranks is None or member in ranks]
-        return self._neighbours.takers(wanted, each=ranks is not None)
-
     def _put(self, block: int, data: Bytes) -> BlockHandle:
         begin_s = self._record.now()
         handle = self._plane.put(data)
         self._record.put(begin_s, data.nbytes, block=block)
         return handle
-
-    def _cut_anew(self, delivery: Delivery) -> None:
-        """Reads the extent of a block that arrived wrong once more; gives up after as many tries as a read has."""
-        block, ranks = delivery.block, delivery.ranks
-        with self._lock:
-            self._rejected[block, ranks] += 1
-            count = self._rejected[block, ranks]
-            job = next((job for job in reversed(self._jobs) if job.cuts(block, ranks)), None)
-            fault = Fault(
-                kind="block_rejected",
-                where=f"block {block} of extent {delivery.extent} on node {self._node}",
-                action="read and cut again" if job is not None else "asked of another node",
-            )
-            self._faults.append(fault)
-        self._record.fault(fault)
-        if job is None or count >= self._config.retry.attempts:
-            where = f"block {block} arrived with wrong checksums {count} times"
-            error = IntegrityError(f"node {self._node}: {where}; check the node's memory", file=str(delivery.extent))
-            self._fail(delivery.extent, error, retryable=True)
-            return
-        row = job.program.extents.extent.tolist().index(delivery.extent)
-        # Not with the delivery itself, whose handle would keep the damaged bytes in the pool.
-        self._spawn("cut-anew", lambda: self._read_extent(job, row, frozenset(ranks), only=(block,)))
-
-    def _is_pending(self, job: _Job, row: int) -> bool:
-        """Whether the node's own program is still to publish all blocks that a fragment's extent gives."""
-        extent = int(job.program.extents.extent[row])
-        blocks = [int(job.program.blocks.block[block_row]) for block_row in job.cutter.rows_of(extent)]
-        with self._lock:
-            if extent in self._failed:
-                return False
-        return all(block in self._own_blocks and not self._pool.was_published(block) for block in blocks)
-
-    def _fail(self, extent: ExtentId, error: MegamindError, *, retryable: bool) -> None:
-        with self._lock:
-            self._failed.add(extent)
-            self._failures.append(ExtentFailure(extent=extent, node=self._node, error=error, retryable=retryable))

@@ -17,9 +17,10 @@ from megamind_ray.actors.transfer import Transfer
 from megamind_ray.config import Config
 from megamind_ray.core import events as ev
 from megamind_ray.core.exchange import PLANNER_LOOK_S
-from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
+from megamind_ray.core.ids import ExtentId, Generation, LoadId, NodeId, Rank
 from megamind_ray.core.recorder import RecordSettings
 from megamind_ray.core.report import Kept
+from megamind_ray.core.stragglers import ReadProgress
 from megamind_ray.errors import MegamindError
 
 __all__ = ["LoadAgents"]
@@ -39,6 +40,9 @@ class _Seen:
 
 class LoadAgents:
     """Used by one thread. No call waits for a node that gives no sign of life, nor for any longer than its deadline.
+
+    Attributes:
+        heard: Nodes that answered when all were last asked.
 
     Args:
         load: Which.
@@ -62,6 +66,7 @@ class LoadAgents:
         # The very actors of this load: the fleet may have given a node another one before we notice a loss.
         self._handles: dict[NodeId, Any] = {}
         self._seen: dict[NodeId, _Seen] = {}
+        self.heard: set[NodeId] = set()
         self._lost: dict[NodeId, AgentStatus] = {}
         self._listener = Listener(fleet.here_address, silence_s=config.deadlines.silence_s, clock=clock)
         self._watch = Watch[NodeId](
@@ -76,6 +81,11 @@ class LoadAgents:
     def bytes_read(self) -> int:
         """By all nodes, also by those that are lost, as far as is known."""
         return sum(status.bytes_read for status in self._statuses().values())
+
+    @property
+    def reads(self) -> dict[NodeId, ReadProgress]:
+        """How far all who have a part in the load are with reading, by their last answers."""
+        return {node: self._seen[node].status.reads for node in self._handles}
 
     def open(self, transfer: Transfer, nodes: Sequence[NodeId]) -> None:
         """Gives agents their programs, so that mailboxes are there before anybody asks.
@@ -159,11 +169,24 @@ class LoadAgents:
             f"giving rank {rank} a new mailbox",
         )
 
+    def take_back(self, node: NodeId, keep_bytes: int) -> tuple[tuple[ExtentId, ...], list[ev.Event]]:
+        """What a node will not read any more, of what it has not begun; or its loss."""
+        handle = self._handles.get(node)
+        if handle is None:
+            return (), []
+        call = (node, handle.take_back.remote(self._load, keep_bytes))
+        answer = self.settle({node: call}, "taking back extents")[node]
+        if isinstance(answer, MegamindError):
+            return (), [ev.AgentLost(node=node, reason=str(answer))]
+        return answer, []
+
     def ask(self) -> list[ev.Event]:
         """What they have to say, and who is silent or gone."""
         asks = {node: partial(handle.status.remote, self._load) for node, handle in self._handles.items()}
         events: list[ev.Event] = []
-        for node, answer in self._watch.look(asks, timeout_s=PLANNER_LOOK_S).items():
+        answers = self._watch.look(asks, timeout_s=PLANNER_LOOK_S)
+        self.heard = set(answers)
+        for node, answer in answers.items():
             events += self._take(node, answer)
         return events + [ev.AgentLost(node=node, reason=why) for node, why in self._silence().items()]
 

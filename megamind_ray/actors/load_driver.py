@@ -17,6 +17,7 @@ from megamind_ray.actors.boundary import ActorLostError, Watch, settle
 from megamind_ray.actors.fleet import Fleet, GpuKey
 from megamind_ray.actors.load_agents import LoadAgents
 from megamind_ray.actors.messages import AgentStatus, ExtentFailure, RankResult, WorkerStatus
+from megamind_ray.actors.read_orders import ReadOrders
 from megamind_ray.actors.recording import LoadRecorder
 from megamind_ray.actors.rerouting import Routes, extents_of
 from megamind_ray.actors.transfer import Transfer, TransferResult, bytes_by_rank
@@ -98,6 +99,7 @@ class LoadDriver:
         self._cancel_reason = ""
         self.record = LoadRecorder(transfer, self.machine.facts, settings=record, began_s=began_s, clock=clock)
         self._agents = LoadAgents(transfer.load, fleet, config, record=self.record.settings, clock=clock)
+        self._reads = ReadOrders(self._agents, self._routes, config.straggler, clock=clock)
         self._moved: tuple[int, ...] = ()
         self._moved_at_s = clock()
 
@@ -166,8 +168,14 @@ class LoadDriver:
                 )
             case ins.ReplaceWorker(rank=rank, generation=generation):
                 self._replace_worker(rank, generation)
-            case ins.ReadAgain():
-                self._read_again(instruction)
+            case ins.ReadAgain(ranks=ranks):
+                homes = {self._gpu_of[rank][0] for rank in ranks}
+                self._events += self._reads.again(instruction, self._transfer, homes)
+            case ins.TakeBack():
+                self._events += self._reads.take_back(instruction)
+            case ins.ReadInstead():
+                self._transfer, lost = self._reads.instead(instruction, self._transfer, self.machine.nodes)
+                self._events += lost
             case ins.DropNode():
                 self._drop_node(instruction)
             case ins.RecordFault(fault=fault):
@@ -201,17 +209,6 @@ class LoadDriver:
             return
         if not self._is_lost(self._agents.reset_rank(node, rank, generation)):
             self._events.append(ev.WorkerReady(rank=rank, generation=generation))
-
-    def _read_again(self, instruction: ins.ReadAgain) -> None:
-        transfer, node = self._transfer, instruction.node
-        consumers = sorted({self._gpu_of[rank][0] for rank in instruction.ranks} - {node})
-        load, ranks = transfer.load, instruction.ranks
-        relay = dict.fromkeys(consumers, lambda agent: agent.relay_from.remote(load, node))
-        self._events += self._agents.tell(relay, "relaying")
-        fragment = transfer.agent_program(node, extents=instruction.extents, ranks=ranks)
-        self._events += self._agents.tell(
-            {node: lambda agent: agent.read_again.remote(fragment, ranks)}, "reading again"
-        )
 
     def _drop_node(self, drop: ins.DropNode) -> None:
         """Tells all others, puts ranks in their new places, and asks all ranks what they lack by then."""
@@ -272,6 +269,7 @@ class LoadDriver:
             self._rank_ended(ref, self._running.pop(ref))
         if not ended:
             self._events += self._agents.ask()
+            self._events += self._reads.look()
             self._ask_workers()
             self._check_stall()
 

@@ -17,12 +17,14 @@ from megamind_ray.core.plan import Plan
 from megamind_ray.core.report import Fault, Kept, LoadReport, Verified
 from megamind_ray.core.topology import Topology
 from megamind_ray.errors import masked
+from megamind_ray.planning.capacity import comes_to
 from megamind_ray.units import format_bytes
 
 __all__ = ["build_report", "pool_notes"]
 
 _FULL: Final = "the pool's share for kept blocks is full (pool.max_fraction x pool.keep_fraction)"
 _LOST: Final = "what a lost node had kept is gone with it"
+_GIVEN: Final = "what a slow node gave others to read, and does not need itself, does not come to it any more"
 
 
 def build_report(
@@ -96,14 +98,17 @@ def _kept(plan: Plan, result: TransferResult, keep_blocks: Mapping[NodeId, Int64
     """Replicas count in what is kept; a block is missing if no node has it."""
     kept = {node: status.kept for node, status in result.agents.items() if status.kept.num_blocks}
     sizes = plan.tables["blocks"]["nbytes"].to_numpy()
-    somewhere = np.unique(np.concatenate([np.zeros(0, np.int64), *(keep_blocks[node] for node in kept)]))
-    is_lost = any(fault.kind == "node_lost" for fault in result.faults)
+    held = {node: keep_blocks[node][comes_to(plan, node)[keep_blocks[node]]] for node in kept}
+    somewhere = np.unique(np.concatenate([np.zeros(0, np.int64), *held.values()]))
     missing = int(sizes.sum() - sizes[somewhere].sum())
+    reason = _GIVEN if any(len(held[node]) < len(keep_blocks[node]) for node in kept) else _FULL
+    if any(fault.kind == "node_lost" for fault in result.faults):
+        reason = _LOST
     return Kept(
         num_blocks=sum(one.num_blocks for one in kept.values()),
         num_bytes=sum(one.num_bytes for one in kept.values()),
         bytes_not_kept=missing,
-        reason=(_LOST if is_lost else _FULL) if missing else "",
+        reason=reason if missing else "",
     )
 
 

@@ -13,6 +13,7 @@ from megamind_ray.config import Config
 from megamind_ray.core.ids import BlockId, ExtentId, Generation, LoadId, ModelName, NodeId, Rank
 from megamind_ray.core.parallel import Coords, Parallel, Rule
 from megamind_ray.core.report import Fault, Kept, RankReport
+from megamind_ray.core.stragglers import ReadProgress
 from megamind_ray.core.topology import Topology
 from megamind_ray.errors import MegamindError
 
@@ -239,6 +240,7 @@ class AgentStatus:
     Attributes:
         bytes_read: Payload at the read calls, first attempts.
         bytes_retried: Read again.
+        reads: How far it is with the extents that it was given.
         bytes_sent: Block bytes handed to other nodes.
         failures: All so far; the planner remembers how many it has seen.
         faults: What was mended on the spot, all so far.
@@ -250,6 +252,7 @@ class AgentStatus:
 
     bytes_read: int = 0
     bytes_retried: int = 0
+    reads: ReadProgress = field(default_factory=ReadProgress)
     bytes_sent: int = 0
     failures: tuple[ExtentFailure, ...] = ()
     faults: tuple[Fault, ...] = ()

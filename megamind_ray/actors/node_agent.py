@@ -21,7 +21,7 @@ from megamind_ray.actors.kept_blocks import BlockKey, CopyResult, Heirloom, Hold
 from megamind_ray.actors.messages import AgentFacts, AgentStatus, BlockHandle, Consumer, Delivery, Pulse, Reroute
 from megamind_ray.actors.pool_check import find_pool_file
 from megamind_ray.config import Config
-from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
+from megamind_ray.core.ids import ExtentId, Generation, LoadId, NodeId, Rank
 from megamind_ray.core.manifest import FileInfo
 from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.recorder import NO_RECORD, Recorded, Recorder, RecordSettings
@@ -147,9 +147,20 @@ class NodeAgent:
         self._load(fragment.load).read_again(fragment, ranks)
 
     @in_group("control")
-    def relay_from(self, load: LoadId, peer: NodeId) -> None:
-        """Takes in blocks that another node has for ranks of this one."""
-        self._load(load).relay_from(peer)
+    def read_instead(self, fragment: AgentProgram) -> None:
+        """Reads extents that another node was to read."""
+        self._load(fragment.load).read_instead(fragment)
+
+    @in_group("control")
+    def take_back(self, load: LoadId, keep_bytes: int) -> tuple[ExtentId, ...]:
+        """What this node will not read any more (see ``AgentLoad.take_back``)."""
+        return self._load(load).take_back(keep_bytes)
+
+    @in_group("control")
+    def relay_from(self, load: LoadId, peers: Sequence[NodeId], passes_on: bool = False) -> None:
+        """Takes in blocks that other nodes have for ranks of this one; ``passes_on``: and of those further on."""
+        for peer in peers:
+            self._load(load).relay_from(peer, passes_on=passes_on)
 
     @in_group("control")
     def reroute(self, load: LoadId, route: Reroute, peers: Mapping[NodeId, Any], config: Config) -> None:

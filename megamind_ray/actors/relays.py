@@ -109,6 +109,10 @@ class Neighbours:
         self._line = Line(route.line)
         self.sides = tuple(sorted({*self.sides, *self._line.sides(self._node, route.sources)}))
 
+    def add(self, source: NodeId) -> None:
+        """Blocks for this node, and for those further on, come from there from now on."""
+        self.sides = tuple(sorted({*self.sides, *self._line.sides(self._node, [source])}))
+
     def budget(self, peer: NodeId) -> Budget:
         """What a block counts as that comes from there."""
         return self._line.budget(self._node, peer, self.sides)

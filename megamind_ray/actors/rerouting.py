@@ -1,4 +1,4 @@
-"""A plan as nodes are given up: where its ranks live, and from whom each node that remains takes blocks (0026)."""
+"""A plan as nodes are given up or relieved: where ranks live, who reads, from whom nodes take blocks (0026, 0029)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from megamind_ray.actors.messages import Reroute
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.core.ids import ExtentId, NodeId, Rank
-from megamind_ray.core.instructions import DropNode
+from megamind_ray.core.instructions import DropNode, ReadInstead
 from megamind_ray.core.plan import TABLES, Plan
 from megamind_ray.planning import relay_sources
 
@@ -22,7 +22,7 @@ class Routes:
     """What is left of a plan, and how its blocks go.
 
     Attributes:
-        plan: With its ranks where they live now, and the line as it is.
+        plan: With its ranks where they live now, read by whom it is by now, and the line as it is.
 
     Args:
         plan: As it was made.
@@ -60,6 +60,19 @@ class Routes:
             for node in nodes
         }
 
+    def give(self, reads: ReadInstead, nodes: Sequence[NodeId]) -> dict[NodeId, tuple[NodeId, ...]]:
+        """Changes who reads some extents; by node, from whom it is to take their blocks.
+
+        Args:
+            reads: What the load machine said.
+            nodes: Those that have a part in the load.
+        """
+        self.plan = _read_by(self.plan, reads)
+        blocks = self.plan.tables["blocks"]
+        moved = blocks.filter(pa.array(np.isin(blocks["extent"].to_numpy(), np.array(reads.extents, np.int64))))
+        sources = relay_sources(replace(self.plan, tables={**self.plan.tables, "blocks": moved}), nodes)
+        return {node: living for node in nodes if (living := self._living(sources[node], beside=node))}
+
     def _living(self, nodes: Collection[NodeId], *, beside: NodeId) -> tuple[NodeId, ...]:
         return tuple(node for node in nodes if node not in self._lost and node != beside)
 
@@ -68,6 +81,18 @@ def extents_of(plan: Plan, blocks: Int64Array) -> tuple[ExtentId, ...]:
     """The extents that blocks are cut from, ascending."""
     found = np.unique(plan.tables["blocks"]["extent"].to_numpy()[blocks])
     return tuple(ExtentId(extent) for extent in found.tolist())
+
+
+def _read_by(plan: Plan, reads: ReadInstead) -> Plan:
+    """The plan with some extents read by another node."""
+    extents = plan.tables["extents"]
+    nodes = extents["node"].to_pylist()
+    for extent in reads.extents:
+        nodes[extent] = reads.node
+    columns = {name: extents[name] for name in extents.column_names} | {
+        "node": pa.array(nodes, pa.string()).dictionary_encode()
+    }
+    return replace(plan, tables={**plan.tables, "extents": pa.table(columns).cast(TABLES["extents"])})
 
 
 def _moved(plan: Plan, places: Mapping[Rank, tuple[NodeId, int]]) -> Plan:

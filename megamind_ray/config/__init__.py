@@ -19,6 +19,7 @@ from megamind_ray.config.sections import (
     PoolConfig,
     RetryConfig,
     RoutingConfig,
+    StragglerConfig,
 )
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "ProfileStatus",
     "RetryConfig",
     "RoutingConfig",
+    "StragglerConfig",
     "aws_environment",
     "find_profile",
     "hub_cache_path",

@@ -21,6 +21,7 @@ __all__ = [
     "PoolConfig",
     "RetryConfig",
     "RoutingConfig",
+    "StragglerConfig",
 ]
 
 DirectMode = Literal["auto", "always", "never"]
@@ -273,6 +274,32 @@ class LoadConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StragglerConfig:
+    """When a node that reads much more slowly than the others gives some of its reading away (docs/design/0029).
+
+    Attributes:
+        replan: Whether it ever does.
+        ratio: A node is slow if reading as a whole takes so many times as long as it would if what is left were shared
+            out among all by their paces.
+        window_s: Nothing is concluded from less time.
+        gain_s: Nothing is moved for less.
+        max_moves: Times that reading is moved in one load.
+    """
+
+    replan: bool = True
+    ratio: float = 1.5
+    window_s: float = 2.0
+    gain_s: float = 1.0
+    max_moves: int = 4
+
+    def __post_init__(self) -> None:
+        _require(1.1 <= self.ratio <= 1000, "straggler.ratio", self.ratio, "take 1.1 to 1000")
+        _require(0.1 <= self.window_s < _DAY_S, "straggler.window_s", self.window_s, "take 0.1 s to less than a day")
+        _require(0 <= self.gain_s < _DAY_S, "straggler.gain_s", self.gain_s, "take 0 s or more, less than a day")
+        _require(0 <= self.max_moves <= 100, "straggler.max_moves", self.max_moves, "take 0 to 100")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeadlineConfig:
     """Every wait has one (docs/design/0001).
 
@@ -309,4 +336,5 @@ class Config:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
+    straggler: StragglerConfig = field(default_factory=StragglerConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)

@@ -16,6 +16,7 @@ from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadFacts, LoadMachine
 from megamind_ray.core.node_loss import Lacking, Move, Spare
 from megamind_ray.core.report import Fault
+from megamind_ray.core.stragglers import ReaderPace
 from megamind_ray.errors import (
     CapacityError,
     ClusterError,
@@ -238,6 +239,9 @@ def _entry(document: Any, facts: LoadFacts) -> LogEntry:
         _require_rank(event.rank, facts)
     if hasattr(event, "extent") and event.extent not in facts.consumers:
         raise ValueError(f"extent {event.extent} is not in the facts")
+    for extent in getattr(event, "extents", ()):
+        if extent not in facts.reader:
+            raise ValueError(f"extent {extent} is none that a node reads by the facts")
     for one in getattr(event, "lacking", ()):
         _require_rank(one.rank, facts)
     return LogEntry(
@@ -351,7 +355,7 @@ def _optional(read: Callable[[Any], Value]) -> Callable[[Any], Value | None]:
 
 
 # What stands in others, where its type is known.
-_PARTS: Final = (Fault, Move, Lacking, Spare)
+_PARTS: Final = (Fault, Move, Lacking, ReaderPace, Spare)
 _EVENTS: Final[Mapping[str, type]] = {kind.__name__: kind for kind in get_args(ev.Event)}
 _INSTRUCTIONS: Final[Mapping[str, type]] = {kind.__name__: kind for kind in get_args(ins.Instruction)}
 _ERROR_FIELDS: Final[Mapping[type[MegamindError], Mapping[str, Callable[[Any], Any]]]] = {
@@ -372,6 +376,7 @@ _READERS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     str: _text,
     bool: _truth,
     int: _count,
+    float: _number,
     float | None: _optional(_number),
     NodeId: _text,
     Rank: _count,
@@ -382,6 +387,7 @@ _READERS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     tuple[NodeId, ...]: _nodes,
     tuple[Move, ...]: _parts_of(Move),
     tuple[Lacking, ...]: _parts_of(Lacking),
+    tuple[ReaderPace, ...]: _parts_of(ReaderPace),
     MegamindError: _error,
     Fault: lambda value: _fields_of(Fault, value),
 }

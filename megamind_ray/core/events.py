@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.node_loss import Lacking
+from megamind_ray.core.stragglers import ReaderPace
 from megamind_ray.errors import MegamindError
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "NodeDropped",
     "RankDone",
     "RankFailed",
+    "ReaderSlow",
+    "ReadsTakenBack",
     "WorkerLost",
     "WorkerReady",
 ]
@@ -95,6 +98,27 @@ class NodeDropped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderSlow:
+    """A node would read for much longer than all would if what is left were shared out anew.
+
+    Attributes:
+        node: Which.
+        paces: Of all who read, the slow one among them.
+    """
+
+    node: NodeId
+    paces: tuple[ReaderPace, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadsTakenBack:
+    """A node was asked for what it had not begun: these extents it will not read any more."""
+
+    node: NodeId
+    extents: tuple[ExtentId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFailed:
     """The agent of a node lives, but cannot go on with this load."""
 
@@ -125,6 +149,8 @@ Event = (
     | ExtentFailed
     | AgentLost
     | NodeDropped
+    | ReaderSlow
+    | ReadsTakenBack
     | AgentFailed
     | CancelRequested
     | DeadlinePassed

@@ -15,10 +15,12 @@ __all__ = [
     "DropNode",
     "Instruction",
     "ReadAgain",
+    "ReadInstead",
     "RecordFault",
     "ReplaceWorker",
     "StartRank",
     "StartReads",
+    "TakeBack",
 ]
 
 
@@ -52,6 +54,22 @@ class ReadAgain:
     node: NodeId
     extents: tuple[ExtentId, ...]
     ranks: tuple[Rank, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeBack:
+    """Ask a node for what it has not begun, but for the first ``keep_bytes`` (``ReadsTakenBack`` says what it gave)."""
+
+    node: NodeId
+    keep_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadInstead:
+    """Let a node read extents that another one was to read, as if they had been planned so."""
+
+    node: NodeId
+    extents: tuple[ExtentId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,4 +110,15 @@ class AbortLoad:
     error: MegamindError
 
 
-Instruction = StartReads | StartRank | ReplaceWorker | ReadAgain | DropNode | RecordFault | CompleteLoad | AbortLoad
+Instruction = (
+    StartReads
+    | StartRank
+    | ReplaceWorker
+    | ReadAgain
+    | TakeBack
+    | ReadInstead
+    | DropNode
+    | RecordFault
+    | CompleteLoad
+    | AbortLoad
+)

@@ -30,6 +30,11 @@ class Line:
     def __init__(self, order: Sequence[NodeId] = ()) -> None:
         self._place: Mapping[NodeId, int] = {node: place for place, node in enumerate(order)}
 
+    @property
+    def order(self) -> tuple[NodeId, ...]:
+        """All nodes, the lowest first."""
+        return tuple(self._place)
+
     def takers(
         self, node: NodeId, ranks: Iterable[Rank], node_of_rank: Mapping[Rank, NodeId] | Sequence[NodeId]
     ) -> dict[NodeId, tuple[Rank, ...]]:

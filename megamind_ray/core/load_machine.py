@@ -13,6 +13,7 @@ from megamind_ray.core import instructions as ins
 from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.node_loss import Move, Spare, choose_reader, is_between, place_again
 from megamind_ray.core.report import Fault
+from megamind_ray.core.stragglers import bytes_to_keep, describe_straggler, share_reads
 from megamind_ray.errors import ClusterError, MegamindError, listed
 from megamind_ray.units import format_bytes
 
@@ -98,8 +99,10 @@ class LoadMachine:
         for extent in facts.reader:
             for rank in facts.consumers[extent]:
                 self._pool_extents_of[rank].append(extent)
-        # Where an extent is read now; it moves when a node gives up.
+        # Where an extent is read now; it moves when a node gives up, is lost or too slow.
         self._reader = dict(facts.reader)
+        # The reader that was asked what it has not begun, while it has not answered.
+        self._slow: ev.ReaderSlow | None = None
 
     def handle(self, event: ev.Event) -> list[ins.Instruction]:
         """Takes one event, returns what to do about it, in order."""
@@ -196,6 +199,8 @@ class LoadMachine:
         if self._is_given_up(node) or node not in self.nodes:
             return
         self.nodes.remove(node)
+        if self._slow is not None and self._slow.node == node:
+            self._slow = None
         self._lost[node] = orphans = frozenset(extent for extent, reader in self._reader.items() if reader == node)
         ranks = [rank for rank, home in self._home.items() if home == node]
         moves = self._move(ranks) if self.state is LoadState.RUNNING and self.facts.home else None
@@ -293,6 +298,33 @@ class LoadMachine:
         for (node, ranks), extents in sorted(again.items()):
             yield ins.ReadAgain(node=node, extents=tuple(extents), ranks=ranks)
 
+    def _reader_slow(self, event: ev.ReaderSlow) -> Iterable[ins.Instruction]:
+        if self._is_given_up(event.node) or event.node not in self.nodes or self._slow is not None:
+            return
+        self._slow = event
+        yield ins.TakeBack(node=event.node, keep_bytes=bytes_to_keep(event.node, event.paces))
+
+    def _taken_back(self, event: ev.ReadsTakenBack) -> Iterable[ins.Instruction]:
+        slow, self._slow = self._slow, None
+        if slow is None or slow.node != event.node or self._is_given_up(event.node):
+            return  # what a lost node was to read is read by others anyway
+        extents = [extent for extent in event.extents if self._reader[extent] == event.node]
+        shares = share_reads(
+            extents,
+            self.facts.extent_bytes,
+            [pace for pace in slow.paces if pace.node != event.node],
+            readers_of=self._readers_of,
+            homes_of=lambda extent: {self._home[rank] for rank in self.facts.consumers[extent] if rank in self._home},
+        )
+        self._reader |= {extent: node for node, given in shares.items() for extent in given}
+        if shares:
+            yield ins.RecordFault(fault=describe_straggler(event.node, slow.paces, shares, self.facts.extent_bytes))
+        left = tuple(extent for extent in extents if self._reader[extent] == event.node)
+        if left:  # nobody else can read them
+            shares[event.node] = left
+        for node, given in sorted(shares.items()):
+            yield ins.ReadInstead(node=node, extents=given)
+
     def _agent_failed(self, event: ev.AgentFailed) -> Iterable[ins.Instruction]:
         if not self._is_given_up(event.node):
             yield from self._abort(event.error)
@@ -342,6 +374,8 @@ _HANDLERS: Mapping[type, Callable[[LoadMachine, Any], Iterable[ins.Instruction]]
     ev.ExtentFailed: LoadMachine._extent_failed,
     ev.AgentLost: LoadMachine._agent_lost,
     ev.NodeDropped: LoadMachine._dropped,
+    ev.ReaderSlow: LoadMachine._reader_slow,
+    ev.ReadsTakenBack: LoadMachine._taken_back,
     ev.AgentFailed: LoadMachine._agent_failed,
     ev.CancelRequested: LoadMachine._cancelled,
     ev.DeadlinePassed: LoadMachine._deadline,

@@ -94,8 +94,16 @@ class ExtentReader:
             return False
 
     @contextmanager
-    def staged(self, file: int, begin: int, end: int) -> Iterator[StagedExtent]:
+    def staged(
+        self, file: int, begin: int, end: int, *, on_begin: Callable[[], None] = lambda: None
+    ) -> Iterator[StagedExtent]:
         """Reads a range into a staging buffer, and makes sure that the file did not change meanwhile.
+
+        Args:
+            file: By its id.
+            begin: Offset in it.
+            end: One past the last byte.
+            on_begin: Called when there is a buffer, before storage is asked; what it raises ends the read.
 
         Raises:
             IntegrityError: A chunk does not match its reference, whatever source it comes from, or the file changed.
@@ -103,6 +111,7 @@ class ExtentReader:
             RequestError: The file is gone, and there is no mirror.
         """
         with self._ring.lend(end - begin, begin) as buffer:
+            on_begin()
             verified = self.read_into(file, begin, end, buffer)
             self.check_unchanged(file)
             yield StagedExtent(begin, buffer, verified)

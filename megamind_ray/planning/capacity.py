@@ -21,6 +21,7 @@ from megamind_ray.units import format_bytes
 
 __all__ = [
     "choose_keep_blocks",
+    "comes_to",
     "device_error",
     "keep_budget_bytes",
     "pool_budget_bytes",
@@ -91,6 +92,13 @@ def choose_keep_blocks(plan: Plan, topology: Topology, config: Config) -> dict[N
         candidates = np.concatenate([own, taken_in])
         kept[node.id] = np.sort(candidates[np.cumsum(nbytes[candidates]) <= room]).astype(np.int64)
     return kept
+
+
+def comes_to(plan: Plan, node: NodeId) -> npt.NDArray[np.bool_]:
+    """By block, whether it comes to a node's pool, where the node could keep it: it cuts it, or its ranks need it."""
+    reads = np.array([name == node for name in plan.tables["extents"]["node"].to_pylist()], np.bool_)
+    result: npt.NDArray[np.bool_] = reads[plan.tables["blocks"]["extent"].to_numpy()] | _needed_on(plan, node)
+    return result
 
 
 def _reader_of_extent(plan: Plan, topology: Topology) -> Int64Array:

@@ -5,12 +5,14 @@ The steps, and what waits for what, are those of ``actors.agent_load``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import ceil
 
 from megamind_ray.core.exchange import RELAY_BATCH, RELAY_FETCHES
-from megamind_ray.core.ids import Generation, NodeId, Rank
+from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.line import Line
+from megamind_ray.core.read_queue import ReadQueue
+from megamind_ray.core.stragglers import ReadProgress
 from megamind_ray.sim.clock import Steps, Task
 from megamind_ray.sim.faults import ExtentFault, Failure
 from megamind_ray.sim.pool import Consumer, Letter, Pool, PooledBlock
@@ -35,7 +37,7 @@ class Agent:
     Attributes:
         pool: Its pool.
         failures: What it could not read, in order; the planner asks for it.
-        bytes_read: Of its own program.
+        bytes_read: As planned, for the first time.
         bytes_again: Read once more.
         waited_s: Seconds that its reading threads waited for credit.
         reading_s: Seconds that its reading threads were busy.
@@ -53,8 +55,7 @@ class Agent:
         faults: Mapping[int, ExtentFault],
     ) -> None:
         self.node = node
-        self._line = world.work.line
-        self._sides = self._line.sides(node, world.work.relays.get(node, ()))
+        self._sides = world.routes.line.sides(node, world.work.relays.get(node, ()))
         sides = self._sides if len(world.work.nodes) > 1 else ()
         self.pool = Pool(node, credit_bytes, sides=sides, clock=world.clock, max_samples=world.max_samples)
         self.failures: list[Failure] = []
@@ -63,9 +64,7 @@ class Agent:
         self._world = world
         self._peers = peers
         self._faults = dict(faults)
-        self._units = world.work.units_of.get(node, ())
-        self._own_blocks = {block.block for unit in self._units for block in unit.blocks}
-        self._failed: set[int] = set()
+        self._planned: ReadQueue[Unit] = ReadQueue()
         self._relaying: set[NodeId] = set()
         self._requests = world.request_limit()
 
@@ -73,7 +72,20 @@ class Agent:
         """Begins to read, and to relay from each node that has blocks for this one."""
         for peer in self._world.work.relays.get(self.node, ()):
             self.relay_from(peer)
-        self._read_all(self._units, None, again=False)
+        self.read_instead(self._world.work.units_of.get(self.node, ()))
+
+    def read_instead(self, units: Iterable[Unit]) -> None:
+        """Reads units as planned, for all that need them, behind what it has before it."""
+        self._read_all(self._planned, units, None)
+
+    def take_back(self, keep_bytes: int) -> tuple[ExtentId, ...]:
+        """What it will not read any more: all that it has not begun, but for the first ``keep_bytes`` of it."""
+        return self._planned.take_back(keep_bytes)
+
+    @property
+    def reads(self) -> ReadProgress:
+        """How far it is with what it reads as planned."""
+        return self._planned.progress
 
     def read_again(self, units: Iterable[Unit], ranks: Collection[Rank]) -> None:
         """Reads units for these ranks; what the node has still before it is left to that."""
@@ -83,10 +95,18 @@ class Agent:
             if any(not block.bytes_of.keys().isdisjoint(ranks) for block in unit.blocks)
             and not self._is_pending(unit, ranks)
         ]
-        self._read_all(fragment, frozenset(ranks), again=True)
+        self._read_all(ReadQueue(), fragment, frozenset(ranks))
 
-    def relay_from(self, peer: NodeId) -> None:
-        """Takes in blocks that another node has for ranks of this one, until the load ends."""
+    def relay_from(self, peer: NodeId, *, passes_on: bool = False) -> None:
+        """Takes in blocks that another node has for ranks of this one, until the load ends.
+
+        Args:
+            peer: The other node.
+            passes_on: Some of them go on along the line.
+        """
+        if passes_on:
+            self._sides = tuple(sorted({*self._sides, *self._world.routes.line.sides(self.node, [peer])}))
+            self.pool.divide(self._sides)
         if peer not in self._relaying and peer in self._peers:
             self._relaying.add(peer)
             self.num_relays += RELAY_FETCHES
@@ -96,21 +116,20 @@ class Agent:
     def _is_pending(self, unit: Unit, ranks: Collection[Rank]) -> bool:
         """Whether its own program is still to publish all blocks of the unit that these ranks need."""
         wanted = [block.block for block in unit.blocks if not block.bytes_of.keys().isdisjoint(ranks)]
-        return unit.unit not in self._failed and all(
-            block in self._own_blocks and not self.pool.was_published(block) for block in wanted
-        )
+        return self._planned.holds(unit.extent) and not any(self.pool.was_published(block) for block in wanted)
 
-    def _read_all(self, units: Sequence[Unit], ranks: frozenset[Rank] | None, *, again: bool) -> None:
-        queue = iter(units)
-        for _ in range(min(self._world.num_threads(self.node), len(units))):
-            Task(self._read_units(queue, ranks, again))
+    def _read_all(self, queue: ReadQueue[Unit], units: Iterable[Unit], ranks: frozenset[Rank] | None) -> None:
+        units = tuple(units)
+        if queue.add((unit.extent, unit.nbytes, unit) for unit in units):
+            for _ in range(min(self._world.num_threads(self.node), len(units))):
+                Task(self._read_units(queue, ranks))
 
-    def _read_units(self, queue: Iterator[Unit], ranks: frozenset[Rank] | None, again: bool) -> Steps:
+    def _read_units(self, queue: ReadQueue[Unit], ranks: frozenset[Rank] | None) -> Steps:
         """One thread."""
         for unit in queue:
-            yield from self._read_and_publish(unit, ranks, again)
+            yield from self._read_and_publish(queue, unit, ranks)
 
-    def _read_and_publish(self, unit: Unit, ranks: frozenset[Rank] | None, again: bool) -> Steps:
+    def _read_and_publish(self, queue: ReadQueue[Unit], unit: Unit, ranks: frozenset[Rank] | None) -> Steps:
         takers = [(block, self._takers(block, ranks)) for block in unit.blocks]
         takers = [(block, consumers) for block, consumers in takers if consumers]
         reserved = sum(block.nbytes for block, _ in takers)
@@ -118,20 +137,24 @@ class Agent:
         begin_s = clock.now_s
         yield from self.pool.reserve(reserved)
         self.waited_s += clock.now_s - begin_s
+        if not queue.begin(unit.extent):
+            self.pool.give_back(reserved)
+            return
         begin_s = clock.now_s
         fault = self._faults.pop(unit.unit, None)
         if fault is not None:
             yield clock.sleep(fault.after_s)
             self.pool.give_back(reserved)
-            self._failed.add(unit.unit)
+            queue.end(unit.extent)
             self.failures.append(Failure(unit.unit, self.node, fault))
             return
         yield from self._world.read(unit, self.node, self._requests, self._world.tracks[self.node].pool)
-        if again:
+        if ranks is not None:
             self.bytes_again += unit.nbytes
         else:
             self.bytes_read += unit.nbytes
         yield from self._publish_all(unit, takers)
+        queue.end(unit.extent)
         self.reading_s += clock.now_s - begin_s
 
     def _publish_all(self, unit: Unit, takers: list[tuple[Block, list[tuple[Consumer, tuple[Rank, ...]]]]]) -> Steps:
@@ -154,12 +177,12 @@ class Agent:
     def _takers(self, block: Block, ranks: frozenset[Rank] | None) -> list[tuple[Consumer, tuple[Rank, ...]]]:
         """Who takes a block; what is read again goes to each node by itself."""
         wanted = [rank for rank in block.bytes_of if ranks is None or rank in ranks]
-        return self._consumers(wanted, self._line if ranks is None else Line())
+        return self._consumers(wanted, self._world.routes.line if ranks is None else Line())
 
     def _consumers(self, ranks: Sequence[Rank], line: Line) -> list[tuple[Consumer, tuple[Rank, ...]]]:
         """Local ranks one by one, others by the node that takes it for them."""
         found: list[tuple[Consumer, tuple[Rank, ...]]] = []
-        for node, taken in line.takers(self.node, ranks, self._world.work.node_of_rank).items():
+        for node, taken in line.takers(self.node, ranks, self._world.routes.homes).items():
             found += [(rank, (rank,)) for rank in taken] if node == self.node else [(node, taken)]
         return found
 
@@ -183,7 +206,7 @@ class Agent:
         """Puts a replica of another node's block into this node's pool, for its ranks and those of nodes further on."""
         world, block, nbytes = self._world, letter.entry.block, letter.entry.nbytes
         clock = world.clock
-        budget = self._line.budget(self.node, peer, self._sides)
+        budget = world.routes.line.budget(self.node, peer, self._sides)
         yield from self.pool.reserve(nbytes, budget)
         begin_s = clock.now_s
         lane, latency_s = world.lane("wire", peer, self.node)
@@ -193,5 +216,5 @@ class Agent:
         world.recorder.span(world.tracks[self.node].wire, "wire", begin_s, there_s, nbytes)
         yield world.fluid.flow(world.lane("put", self.node, block_class(block))[0], nbytes)
         world.recorder.span(world.tracks[self.node].pool, "put", there_s, clock.now_s, nbytes)
-        self.pool.publish(PooledBlock(block, nbytes, budget), self._consumers(letter.ranks, self._line))
+        self.pool.publish(PooledBlock(block, nbytes, budget), self._consumers(letter.ranks, world.routes.line))
         self.relaying_s += clock.now_s - begin_s

@@ -19,6 +19,7 @@ from megamind_ray.core.exchange import PLANNER_LOOK_S
 from megamind_ray.core.ids import Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadMachine, LoadState
 from megamind_ray.core.report import Fault
+from megamind_ray.core.stragglers import StragglerWatch
 from megamind_ray.core.timeline import Mark
 from megamind_ray.errors import MegamindError, SourceError
 from megamind_ray.sim.agent import Agent
@@ -81,6 +82,7 @@ class Driver:
         self.agents = agents
         self._losses = [fault for fault in faults if isinstance(fault, WorkerLoss)]
         self._extent_faults = [fault for fault in faults if isinstance(fault, ExtentFault)]
+        self._watch = StragglerWatch(config.straggler)
         self._events: deque[ev.Event] = deque()
         self._ended: deque[_Ended] = deque()
         self._results: set[Rank] = set()
@@ -125,6 +127,12 @@ class Driver:
                 self._events.append(ev.WorkerReady(rank=rank, generation=generation))
             case ins.ReadAgain():
                 yield from self._read_again(instruction)
+            case ins.TakeBack(node=node, keep_bytes=keep_bytes):
+                yield clock.sleep(self._call_s)
+                extents = self.agents[node].take_back(keep_bytes)
+                self._events.append(ev.ReadsTakenBack(node=node, extents=extents))
+            case ins.ReadInstead():
+                yield from self._read_instead(instruction)
             case ins.RecordFault(fault=fault):
                 self.recorded.append(replace(fault, at_s=clock.now_s))
                 self._world.recorder.marks.append(Mark(at_s=clock.now_s, kind=fault.kind, text=fault.where))
@@ -135,12 +143,21 @@ class Driver:
 
     def _read_again(self, instruction: ins.ReadAgain) -> Steps:
         clock, work = self._world.clock, self._world.work
-        for home in sorted({work.node_of_rank[rank] for rank in instruction.ranks} - {instruction.node}):
+        for home in sorted({self._world.routes.homes[rank] for rank in instruction.ranks} - {instruction.node}):
             yield clock.sleep(self._call_s)
             self.agents[home].relay_from(instruction.node)
         yield clock.sleep(self._call_s)
         units = [work.unit(extent) for extent in instruction.extents]
         self.agents[instruction.node].read_again(units, instruction.ranks)
+
+    def _read_instead(self, order: ins.ReadInstead) -> Steps:
+        clock, work = self._world.clock, self._world.work
+        units = [work.unit(extent) for extent in order.extents]
+        yield clock.sleep(self._call_s)  # all are told at once whom to take blocks from
+        for source, target in self._world.routes.hops(order.node, units):
+            self.agents[target].relay_from(source, passes_on=True)
+        yield clock.sleep(self._call_s)
+        self.agents[order.node].read_instead(units)
 
     def _collect(self) -> Steps:
         """Waits a moment for ranks to end, then asks everybody how they are."""
@@ -193,6 +210,9 @@ class Driver:
             self._report(agent.node, agent.failures)
         for run in self.ranks.values():
             self._report((run.rank, run.generation), run.failures)
+        slow = self._watch.look(self._world.clock.now_s, {agent.node: agent.reads for agent in self.agents.values()})
+        if slow is not None:
+            self._events.append(ev.ReaderSlow(node=slow.node, paces=slow.paces))
 
     def _report(self, who: object, failures: list[Failure]) -> None:
         for failure in failures[self._heard.get(who, 0) :]:
@@ -263,7 +283,7 @@ class Driver:
         self._news.notify()
 
     def _agent_of(self, rank: Rank) -> Agent:
-        return self.agents[self._world.work.node_of_rank[rank]]
+        return self.agents[self._world.routes.homes[rank]]
 
 
 def run_driver(world: World, driver: Driver) -> float:

@@ -93,6 +93,12 @@ class Pool:
         yield from limit.take(nbytes)
         self._record()
 
+    def divide(self, sides: Collection[Budget]) -> None:
+        """Divides the credit anew, where blocks of other nodes come from other sides than before."""
+        for budget, limit in credit_limits(self.credit_bytes, sides).items():
+            self._limits[budget].limit = limit
+            self._limits[budget].give(0)  # to whom now has room
+
     def give_back(self, nbytes: int, budget: Budget = "read") -> None:
         """Returns credit."""
         self._limits[budget].give(nbytes)

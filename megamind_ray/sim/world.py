@@ -15,6 +15,7 @@ from megamind_ray.sim.clock import Clock, Limit, Steps, together
 from megamind_ray.sim.fluid import Fluid
 from megamind_ray.sim.history import History
 from megamind_ray.sim.record import Recorder
+from megamind_ray.sim.routes import Routes
 from megamind_ray.sim.work import Unit, Work
 
 __all__ = ["Place", "World", "network_series"]
@@ -46,6 +47,7 @@ class World:
         max_samples: Most samples of a series.
 
     Attributes:
+        routes: How blocks go.
         tracks: By node of the load, its tracks and series.
         meters: Names of the series of rates; columns of ``history``.
     """
@@ -64,6 +66,7 @@ class World:
     ) -> None:
         self.topology = topology
         self.work = work
+        self.routes = Routes(work.node_of_rank, work.line)
         self.config = config
         self.places = places
         self.is_referenced = is_referenced

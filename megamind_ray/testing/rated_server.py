@@ -137,6 +137,10 @@ class RatedServer:
         """Lets what is held back go, and holds no more."""
         self._ask("release")
 
+    def throttle(self, client: str, bytes_per_s: float | None) -> None:
+        """Sends one client, by its address, no more than this, all its connections together; None: as all others."""
+        self._ask("throttle", client, bytes_per_s)
+
     def wait_until_holding(self, timeout_s: float = _BOUND_S) -> bool:
         """Waits until a body is held back; False if none was in that time."""
         return bool(self._ask("wait_until_holding", timeout_s, bound_s=timeout_s + _BOUND_S))
@@ -250,6 +254,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, folder: Path, address: str, rates: Rates) -> None:
         super().__init__((address, 0), _Handler)
         self.folder, self.rates, self.gate = folder.resolve(), rates, _Gate()
+        self.throttled: dict[str, _Pace] = {}
         self.pace, self.requests = _Pace(rates.bytes_per_s), _Pace(rates.requests_per_s)
 
     def handle_error(self, *_arguments: object) -> None:
@@ -308,6 +313,8 @@ class _Handler(BaseHTTPRequestHandler):
                 while at < end:
                     count = min(_PIECE_BYTES, end - at)
                     self.server.gate.pass_through(count)
+                    if (own := self.server.throttled.get(self.client_address[0])) is not None:
+                        own.wait(count)
                     alone.wait(count)
                     self.server.pace.wait(count)
                     while count:
@@ -321,7 +328,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.gate.count_answer(Sent(self.client_address[0], name, begin, at))
 
 
-def _obey(gate: _Gate, question: list[Any]) -> Any:
+def _obey(server: _Server, question: list[Any]) -> Any:
+    gate = server.gate
     match question:
         case ["served"]:
             return gate.served()
@@ -329,6 +337,11 @@ def _obey(gate: _Gate, question: list[Any]) -> Any:
             return gate.limit(num_bytes)
         case ["release"]:
             return gate.limit(None)
+        case ["throttle", client, None]:
+            return server.throttled.pop(client, None) is not None
+        case ["throttle", client, bytes_per_s]:
+            server.throttled[client] = _Pace(bytes_per_s)
+            return True
         case ["wait_until_holding", timeout_s]:
             return gate.wait_until_holding(timeout_s)
     raise ValueError(f"no such question: {question!r}")
@@ -342,7 +355,7 @@ def main() -> None:
         host, port = server.socket.getsockname()[:2]
         print(json.dumps(f"http://{host}:{port}"), flush=True)
         for line in sys.stdin:
-            print(json.dumps(_obey(server.gate, json.loads(line))), flush=True)
+            print(json.dumps(_obey(server, json.loads(line))), flush=True)
         sys.stdout.flush()
         os._exit(0)  # connections that are held back end here too
 

@@ -13,7 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from megamind_ray.actors.agent_load import AgentLoad
 from megamind_ray.actors.rank_load import RankLoad
@@ -23,50 +23,23 @@ from megamind_ray.config import Config
 from megamind_ray.core import events as ev
 from megamind_ray.core import instructions as ins
 from megamind_ray.core.event_log import LogEntry
-from megamind_ray.core.ids import Generation, NodeId, Rank
+from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadMachine, LoadState, RankState
 from megamind_ray.core.node_loss import Lacking
+from megamind_ray.core.program import AgentProgram
+from megamind_ray.core.stragglers import ReadProgress, StragglerWatch
 from megamind_ray.device.arena import HostArena
 from megamind_ray.engine.session import RankSession
 from megamind_ray.errors import MegamindError
 from megamind_ray.planning import compile_rank
+from megamind_ray.testing.strikes import NodeStrike, SlowStorage, Strike, WorkerStrike
 from megamind_ray.testing.thread_nodes import HomeCalls, NodeWire, PeerCalls, ThreadNode
 from megamind_ray.units import MIB
 
-__all__ = ["NodeStrike", "Strike", "ThreadFleet", "WorkerStrike"]
+__all__ = ["ThreadFleet"]
 
 _BOUND_S: Final = 60.0
 _LOOK_S: Final = 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStrike:
-    """A node goes.
-
-    Attributes:
-        after: So many calls between actors were made before.
-        node: Which.
-        kind: ``crash``: whoever asks it hears so at once. ``freeze``: nobody gets an answer, and once it was given up
-            it goes on as if nothing had happened. ``cut_off``: it lives and works, but the planner gives it up.
-        noticed_after_s: Until the planner hears of it.
-    """
-
-    after: int
-    node: NodeId
-    kind: Literal["crash", "freeze", "cut_off"] = "crash"
-    noticed_after_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStrike:
-    """The worker of a rank dies, wherever the rank lives by then."""
-
-    after: int
-    rank: Rank
-    noticed_after_s: float = 0.0
-
-
-Strike: TypeAlias = NodeStrike | WorkerStrike
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +64,7 @@ class ThreadFleet:
         config: Of the load.
         strikes: What is to go wrong.
         blind: Nodes that cannot see the files.
+        storage: How nodes read, and the clock by which readers are slow; None: as they can, and none is.
         shaken: Delays and repeats calls at random, by this seed; None: does not.
     """
 
@@ -101,6 +75,7 @@ class ThreadFleet:
         *,
         strikes: Sequence[Strike] = (),
         blind: Sequence[NodeId] = (),
+        storage: SlowStorage | None = None,
         shaken: int | None = None,
     ) -> None:
         self.machine = LoadMachine(transfer.facts(max_worker_restarts=config.load.max_worker_restarts))
@@ -108,6 +83,7 @@ class ThreadFleet:
         self.sessions: dict[Rank, RankSession] = {}
         self.error: MegamindError | None = None
         self._transfer, self._config, self._blind = transfer, config, blind
+        self._storage, self._watch = storage, StragglerWatch(config.straggler)
         self._routes = Routes(transfer.plan)
         self._events: queue.Queue[ev.Event] = queue.Queue()
         self._stop = threading.Event()
@@ -234,10 +210,12 @@ class ThreadFleet:
             self._execute(instruction)
 
     def _ask(self) -> None:
+        progress: dict[NodeId, ReadProgress] = {}
         for name, node in list(self._nodes.items()):
             if node.load is None or self._is_gone(node):
                 continue
             status = node.load.status()
+            progress[name] = status.reads
             for one in status.failures[self._heard.get(name, 0) :]:
                 self._events.put(
                     ev.ExtentFailed(extent=one.extent, node=name, error=one.error, retryable=one.retryable)
@@ -252,6 +230,9 @@ class ThreadFleet:
                     ev.ExtentFailed(extent=one.extent, node=run.node, error=one.error, retryable=one.retryable)
                 )
             self._heard[key] = len(run.load.failures)
+        slow = None if self._storage is None else self._watch.look(self._storage.now_s(), progress)
+        if slow is not None:
+            self._events.put(ev.ReaderSlow(node=slow.node, paces=slow.paces))
 
     def _execute(self, instruction: ins.Instruction) -> None:
         match instruction:
@@ -265,6 +246,10 @@ class ThreadFleet:
                     self._events.put(ev.WorkerReady(rank=rank, generation=generation))
             case ins.ReadAgain():
                 self._read_again(instruction)
+            case ins.TakeBack(node=node, keep_bytes=keep_bytes):
+                self._take_back(node, keep_bytes)
+            case ins.ReadInstead():
+                self._read_instead(instruction)
             case ins.DropNode():
                 self._drop(instruction)
             case ins.AbortLoad(error=error):
@@ -272,12 +257,24 @@ class ThreadFleet:
 
     def _read_again(self, instruction: ins.ReadAgain) -> None:
         node, ranks = instruction.node, instruction.ranks
-        fragment = self._transfer.agent_program(node, extents=instruction.extents, ranks=ranks)
-        if node in self._blind:
-            fragment = replace(fragment, files=replace(fragment.files, root="/nowhere"))
+        fragment = self._fragment(node, instruction.extents, ranks)
         for home in sorted({self._home(rank) for rank in ranks} - {node}):
             self._tell(home, lambda load: load.relay_from(node))
         self._tell(node, lambda load: load.read_again(fragment, ranks))
+
+    def _take_back(self, node: NodeId, keep_bytes: int) -> None:
+        taken: list[ExtentId] = []
+        if self._tell(node, lambda load: taken.extend(load.take_back(keep_bytes))):
+            self._events.put(ev.ReadsTakenBack(node=node, extents=tuple(taken)))
+
+    def _read_instead(self, order: ins.ReadInstead) -> None:
+        sources = self._routes.give(order, self.machine.nodes)
+        self._transfer = replace(self._transfer, plan=self._routes.plan)
+        for name, peers in sources.items():
+            for peer in peers:
+                self._tell(name, lambda load, peer=peer: load.relay_from(peer, passes_on=True))  # type: ignore[misc]
+        fragment = self._fragment(order.node, order.extents)
+        self._tell(order.node, lambda load: load.read_instead(fragment))
 
     def _drop(self, drop: ins.DropNode) -> None:
         routes = self._routes.drop(drop, self.machine.nodes)
@@ -329,14 +326,19 @@ class ThreadFleet:
 
     def _open(self, name: NodeId) -> None:
         node = ThreadNode(name)
-        program = self._transfer.agent_program(name)
-        if name in self._blind:
-            program = replace(program, files=replace(program.files, root="/nowhere"))
+        program = self._fragment(name)
+        opener = self._storage.by_node[name] if self._storage is not None else None
         peers = {other: PeerCalls(self, node, other) for other in self.machine.nodes if other != name}
-        node.load = AgentLoad(program, self._config, plane=NodeWire(self, node), peers=peers)
+        node.load = AgentLoad(program, self._config, plane=NodeWire(self, node), peers=peers, opener=opener)
         self._nodes[name] = node
         if name in self._doomed:
             self._strike(self._doomed.pop(name))
+
+    def _fragment(
+        self, name: NodeId, extents: Sequence[ExtentId] | None = None, ranks: Sequence[Rank] | None = None
+    ) -> AgentProgram:
+        program = self._transfer.agent_program(name, extents=extents, ranks=ranks)
+        return replace(program, files=replace(program.files, root="/nowhere")) if name in self._blind else program
 
     def _start_rank(self, rank: Rank, generation: Generation) -> None:
         program = compile_rank(self._transfer.plan, self._transfer.manifest, rank, self._transfer.load)

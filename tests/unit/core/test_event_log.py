@@ -19,6 +19,7 @@ from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.load_machine import LoadFacts, LoadMachine
 from megamind_ray.core.node_loss import Lacking, Move, Spare
 from megamind_ray.core.report import Fault
+from megamind_ray.core.stragglers import ReaderPace
 from megamind_ray.errors import CapacityError, ClusterError, IntegrityError, MegamindError, RequestError, SourceError
 
 FACTS = LoadFacts(
@@ -57,6 +58,9 @@ ERROR: st.SearchStrategy[MegamindError] = st.one_of(
     ),
     st.builds(SourceError, TEXT, file=TEXT, attempts=COUNT),
 )
+PACE = st.builds(
+    ReaderPace, node=NODE, left_bytes=COUNT, begun_bytes=COUNT, bytes_per_s=st.floats(-1e18, 1e18) | st.just(0.0)
+)
 EVENTS: dict[type, st.SearchStrategy[Any]] = {
     ev.LoadStarted: st.builds(ev.LoadStarted),
     ev.WorkerLost: st.builds(ev.WorkerLost, rank=RANK, generation=GENERATION, reason=TEXT),
@@ -73,6 +77,10 @@ EVENTS: dict[type, st.SearchStrategy[Any]] = {
             max_size=2,
         ).map(tuple),
     ),
+    ev.ReaderSlow: st.builds(ev.ReaderSlow, node=NODE, paces=st.lists(PACE, max_size=3).map(tuple)),
+    ev.ReadsTakenBack: st.builds(
+        ev.ReadsTakenBack, node=NODE, extents=st.lists(st.sampled_from([*FACTS.reader]), max_size=3).map(tuple)
+    ),
     ev.AgentFailed: st.builds(ev.AgentFailed, node=NODE, error=ERROR),
     ev.CancelRequested: st.builds(ev.CancelRequested, reason=TEXT),
     ev.DeadlinePassed: st.builds(ev.DeadlinePassed, what=TEXT),
@@ -88,6 +96,8 @@ INSTRUCTIONS: dict[type, st.SearchStrategy[Any]] = {
         extents=st.lists(EXTENT, max_size=4).map(tuple),
         ranks=st.lists(RANK, max_size=3).map(tuple),
     ),
+    ins.TakeBack: st.builds(ins.TakeBack, node=NODE, keep_bytes=COUNT),
+    ins.ReadInstead: st.builds(ins.ReadInstead, node=NODE, extents=st.lists(EXTENT, max_size=4).map(tuple)),
     ins.DropNode: st.builds(
         ins.DropNode,
         node=NODE,
