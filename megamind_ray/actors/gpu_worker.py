@@ -14,6 +14,7 @@ import ray
 from ray import cloudpickle
 
 from megamind_ray.actors.boundary import wait_for
+from megamind_ray.actors.collector import spare_imports
 from megamind_ray.actors.context import RankContext
 from megamind_ray.actors.dataplane import DataPlane, RayObjectStore
 from megamind_ray.actors.fleet import GpuKey
@@ -89,6 +90,8 @@ class GpuWorker:
         self._stuck: list[RankSession] = []
         self._node, self._gpu = place if place is not None else _own_place()
         self._arena = _make_arena(device_memory_bytes, num_workers_on_node, where=f"GPU {self._node[:8]}:{self._gpu}")
+        if place is None:  # a process of its own
+            spare_imports()
 
     @in_group("control")
     def facts(self) -> WorkerFacts:

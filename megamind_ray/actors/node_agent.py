@@ -14,6 +14,7 @@ import ray
 from megamind_ray.actors.agent_load import AgentLoad
 from megamind_ray.actors.block_pool import PoolClosedError
 from megamind_ray.actors.boundary import wait_for
+from megamind_ray.actors.collector import spare_imports
 from megamind_ray.actors.dataplane import DataPlane, RayObjectStore
 from megamind_ray.actors.groups import in_group
 from megamind_ray.actors.heartbeat import Heartbeat
@@ -49,6 +50,8 @@ class NodeAgent:
         self._to_hand: list[BlockHandle] = []
         # Of the latest load: it is asked for when the load is over.
         self._recorded: tuple[LoadId, Recorder] | None = None
+        if plane is None:  # a process of its own
+            spare_imports()
 
     @in_group("control")
     def facts(self) -> AgentFacts:
