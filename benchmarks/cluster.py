@@ -12,7 +12,7 @@ rows could not be measured for it.
 ``racks``     two racks of two, uplinks of a quarter of a link, storage in the first rack
 ``killed``    one of three receiving hosts switched off after 30, 60, 90% of storage's bytes, a fourth is spare;
               detection: until the load machine is told of a loss; recovery: from there to the load's end
-``straggler`` three hosts load everything, storage is ten times slower for one of them: left alone, and with what it has
+``straggler`` two hosts load everything, storage is ten times slower for one of them: left alone, and with what it has
               not begun read by the others
 Every case that ends well is also predicted (``mm.plan`` and ``mm.simulate`` on the bed's topology).
 

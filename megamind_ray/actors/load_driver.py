@@ -128,7 +128,7 @@ class LoadDriver:
         """
         try:
             self._agents.open(self._transfer, self.machine.nodes)
-            self._events.append(ev.LoadStarted())
+            self._events += [ev.LoadStarted(), *self._reads.look()]
             self._loop()
         except BaseException:
             self._close(keep=False)

@@ -138,6 +138,8 @@ class StragglerWatch:
     ) -> SlowReader | None:
         """Takes what all readers say by now; the one that is to give reads away, if there is one.
 
+        The first look is to be when they begin: who is done by the second one has a pace then.
+
         Args:
             now_s: The time.
             progress: Of every node that has a part in the load, by its last answer.
@@ -157,11 +159,12 @@ class StragglerWatch:
         return found
 
     def _sample(self, now_s: float, progress: Mapping[NodeId, ReadProgress]) -> _Sample:
-        last = self._samples[-1] if self._samples else None
-        for node in progress:
-            before = last.progress.get(node) if last is not None else None
-            was_busy = before is not None and before.left_bytes > 0
-            self._active_s[node] = self._active_s.get(node, 0.0) + (now_s - last.at_s if last and was_busy else 0.0)
+        last = self._samples[-1] if self._samples else _Sample(now_s, {}, {})
+        for node, after in progress.items():
+            before = last.progress.get(node, ReadProgress())
+            # Some begin and end between two looks.
+            is_busy = before.left_bytes > 0 or after.done_bytes > before.done_bytes
+            self._active_s[node] = self._active_s.get(node, 0.0) + (now_s - last.at_s if is_busy else 0.0)
         return _Sample(now_s, dict(progress), dict(self._active_s))
 
     def _judge(self, now: _Sample, heard: Collection[NodeId]) -> SlowReader | None:

@@ -107,6 +107,7 @@ class ThreadFleet:
         for node in self.machine.nodes:
             self._open(node)
         self._events.put(ev.LoadStarted())
+        self._ask()
         until_s = time.monotonic() + _BOUND_S
         try:
             while self.machine.state in (LoadState.PLANNED, LoadState.RUNNING):

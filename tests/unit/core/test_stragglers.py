@@ -100,6 +100,15 @@ def test_a_single_reader_gives_nothing_away() -> None:
     assert alone.run(30) == [], "nobody else reads, so there is nothing to compare it with"
 
 
+def test_a_reader_that_is_done_by_the_second_look_tells_who_is_slow() -> None:
+    load = Load({A: 1e9, B: 100})
+    load.total = {A: 0, B: 0}
+    assert load.look() is None, "before they begin"
+    load.total = {A: TOTAL, B: TOTAL}
+    load.now_s, load.read[A] = LOOK_S, float(TOTAL)
+    assert [slow.node for _, slow in load.run(5)][:1] == [B]
+
+
 def test_a_reader_with_less_to_read_may_be_slower() -> None:
     load = Load({A: 1000, B: 1000, C: 100})
     load.total[C] = TOTAL // 10
