@@ -183,11 +183,7 @@ class Departures:
         return node
 
     def _find(self, text: str, rows: list[NodeResources] | None = None) -> NodeId:
-        rows = self._fleet.cluster_nodes() if rows is None else rows
-        living = {row.node for row in rows}
-        for gone in [node for node in self._departures if node not in living]:
-            self._departures.pop(gone, None)
-        return find_node(text, [_names(row) for row in rows])
+        return find_node(text, [_names(row) for row in (self._fleet.cluster_nodes() if rows is None else rows)])
 
     def _require_may_leave(self, row: NodeResources, rows: list[NodeResources]) -> None:
         fleet, names = self._fleet, _names(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,8 @@ from megamind_ray.core.ids import LoadId, NodeId
 from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.topology import Topology
-from megamind_ray.errors import RequestError
+from megamind_ray.core.tracks import short_node
+from megamind_ray.errors import CapacityError, RequestError, listed
 from megamind_ray.io import open_manifest
 from megamind_ray.io.copies import reference_notes, require_mirrors
 from megamind_ray.planning import (
@@ -96,10 +98,26 @@ def prepare(
             max_replicated_share=request.config.plan.max_replicated_share,
             allow_replication=request.allow_replication,
         )
-        plan = build_plan(manifest, demands, topology, config=request.config, keep=request.keep, readers=seen.readers)
+        try:
+            plan = build_plan(
+                manifest, demands, topology, config=request.config, keep=request.keep, readers=seen.readers
+            )
+        except (RequestError, CapacityError) as error:
+            raise explained(error, fleet.leaving) from error
         transfer = _transfer(load, plan, manifest, topology, request.config, seen, fleet)
     notes = (*pool_notes(topology), *reference_notes(manifest, request.config.io.mirrors), *seen.notes)
     return Prepared(transfer=transfer, notes=notes)
+
+
+def explained(error: RequestError | CapacityError, leaving: Collection[NodeId]) -> RequestError | CapacityError:
+    """Why a load cannot be planned, where nodes that are leaving might have been enough for it."""
+    if not leaving:
+        return error
+    names = listed(sorted(map(short_node, leaving)))
+    message = f"{error.message}. Not used, since leaving: {names}; `megamind drain NODE --cancel` takes a node back"
+    if isinstance(error, CapacityError):
+        return CapacityError(message, where=error.where, needed_bytes=error.needed_bytes, free_bytes=error.free_bytes)
+    return RequestError(message)
 
 
 def _topology_now(request: LoadRequest, fleet: Fleet, catalogue: Catalogue) -> Topology:

@@ -222,6 +222,8 @@ def test_a_host_with_ranks_is_drained_when_they_have_gone_elsewhere(bed: Bed, dr
     assert f"node {nodes(driver)[n1.address]} is leaving: no load uses it" in listed.stdout
     (rank,) = driver.load(server.uri, "new").ranks
     assert rank.node != nodes(driver)[n1.address]
+    too_large = driver.try_to(driver.load_code(server.uri, "both", dp=2))["error"]
+    assert f"Not used, since leaving: {nodes(driver)[n1.address][:8]}" in too_large
     driver.ask("cluster.unload('old')")
 
     done = bed.head.run("megamind", "drain", n1.address, "--json")

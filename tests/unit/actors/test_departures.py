@@ -202,16 +202,16 @@ def test_what_others_keep_too_is_let_go(house: House) -> None:
     assert house.drain("n1").lost_blocks == 0
 
 
-def test_what_has_no_room_elsewhere_stops_it_and_says_by_how_much(house: House) -> None:
+def test_what_has_no_room_elsewhere_stops_it_before_anything_moves_and_says_by_how_much(house: House) -> None:
+    """The other node's pool of 100 MiB takes 60 of them."""
     house.keeps(B, 1, 2)
-    house.fleet.pool_bytes = 60 * MIB  # of which 60% take what is kept
 
     with pytest.raises(
-        CapacityError, match=r"alone keeps 80\.00 MiB of blocks.*room for 0 B .*80\.00 MiB too little"
+        CapacityError, match=r"alone keeps 80\.00 MiB .*room for 40\.00 MiB .*40\.00 MiB too little"
     ) as caught:
         house.drain("n1")
 
-    assert caught.value.missing_bytes == 80 * MIB
+    assert caught.value.missing_bytes == 40 * MIB
     assert house.fleet.ended == []
     assert house.departures.leaving == (B,)
 
@@ -307,11 +307,13 @@ def test_an_interrupted_drain_ends_and_its_node_stays_marked(house: House) -> No
 
 
 def test_a_cancel_between_mark_and_drain_counts(house: House) -> None:
-    house.departures.mark("t", DrainRequest(node="n1", force=False, wait_s=0))
+    house.catalogue.ranks = (B,)
+    house.departures.mark("t", DrainRequest(node="n1", force=True, wait_s=0))
     house.departures.cancel("t", "gave up")
 
     with pytest.raises(ClusterError, match="called off: gave up"):
         house.departures.drain("t")
+    assert house.catalogue.ranks == (B,), "nothing was unloaded"
 
 
 def test_a_node_is_taken_back_before_during_and_after_its_drain(house: House) -> None:

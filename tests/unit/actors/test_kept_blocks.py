@@ -66,6 +66,7 @@ def test_blocks_taken_over_are_kept_as_they_were(two: Two) -> None:
 
 def test_copies_are_bytes_of_their_own(two: Two) -> None:
     two.new.copy(KEYS, two.hand, timeout_s=BOUND_S)
+    assert two.wire.live_bytes == 2 * 250
     for load in (LOAD, OTHER):
         two.old.drop(load)
 

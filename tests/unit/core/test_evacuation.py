@@ -106,6 +106,15 @@ def test_a_node_that_takes_no_more_keeps_what_it_took() -> None:
     assert safe(evacuation) == {B: [0], C: [1]}
 
 
+def test_what_a_node_failed_to_take_it_tries_again_in_the_same_order() -> None:
+    evacuation = Evacuation([block(0), block(1), block(2)], {B: 100})
+    evacuation.begin(B, max_bytes=20)
+
+    evacuation.failed(B)
+
+    assert [copy.block for copy in evacuation.begin(B, max_bytes=30)] == [0, 1, 2]
+
+
 def test_with_the_node_that_leaves_goes_what_is_not_safe() -> None:
     evacuation = Evacuation([block(number) for number in range(4)], {B: 100})
     evacuation.begin(B, max_bytes=10)
@@ -121,11 +130,14 @@ def test_with_the_node_that_leaves_goes_what_is_not_safe() -> None:
     assert sorted(copy.block for copy in evacuation.lost) == [1, 2, 3]
 
 
-COPIES = st.lists(st.tuples(st.integers(1, 60), st.sets(st.sampled_from("bcd"))), max_size=20).map(
+COPIES = st.lists(st.tuples(st.integers(1, 60), st.sets(st.sampled_from("bcd"))), min_size=1, max_size=20).map(
     lambda rows: [block(number, nbytes, "".join(near)) for number, (nbytes, near) in enumerate(rows)]
 )
-ROOMS = st.dictionaries(st.sampled_from([B, C, D]), st.integers(0, 200))
-WHAT = st.lists(st.sampled_from(["arrived", "arrived", "failed", "close", "lose", "lose_source", "begin"]), max_size=40)
+ROOMS = st.dictionaries(st.sampled_from([B, C, D]), st.integers(0, 400), min_size=1)
+WHAT = st.lists(
+    st.sampled_from(["begin", "begin", "begin", "arrived", "arrived", "failed", "close", "lose", "lose_source"]),
+    max_size=40,
+)
 
 
 @given(COPIES, ROOMS, WHAT, st.integers(1, 100), st.randoms(use_true_random=False))
