@@ -65,7 +65,7 @@ def config(*, force_pool: bool) -> Config:
         "placement": {"policy": "first_fit"},
         "deadlines": {"poll_s": 0.05, "silence_s": 5.0},
         "retry": {"first_wait_s": 0.0, "attempts": 2},
-        "straggler": {"window_s": 1.0, "gain_s": 0.2},  # by a clock that counts reads (``SlowStorage``)
+        "straggler": {"window_s": 2.0, "gain_s": 0.2},  # by a clock that counts reads (``SlowStorage``)
     }
     return load_config(overrides=overrides, environ={})
 
