@@ -82,6 +82,14 @@ class _Job:
             "hosts": [str(node) for node in plan.tables["ranks"]["node"].to_pylist()],
         }
 
+    def wires(self, *, settings: Any) -> Answer:
+        """Bytes per second that each wire brings between nodes, and what there is to say about one that is missing."""
+        from megamind_ray.actors.measuring import measure_fleet_wires
+
+        with mm.connect(config=self._config(settings)) as cluster:
+            found, missing = measure_fleet_wires("default", cluster.topology(), self._config(settings))
+        return {"bytes_per_s": dict(found), "missing": missing}
+
     def close(self) -> Answer:
         self._loaded.close()
         self._open.close()
@@ -95,6 +103,7 @@ class _Job:
             "digests": self.digests,
             "unload": self.unload,
             "predict": self.predict,
+            "wires": self.wires,
             "close": self.close,
         }
         name = order.pop("do")

@@ -257,6 +257,14 @@ class Session:
         path.write_text(dump_topology(hardware))
         return self._ask({"do": "predict", **order.to_json(), "topology": str(path)})
 
+    def wires(self, settings: Settings) -> Mapping[str, Any]:
+        """``bytes_per_s`` from host to host by wire, and what there is to say about one that is ``missing``.
+
+        Raises:
+            LoadFailed: They cannot be measured.
+        """
+        return self._ask({"do": "wires", "settings": settings})
+
     def close(self) -> None:
         """Ends everything."""
         self.bed.close()

@@ -14,6 +14,8 @@ rows could not be measured for it.
               detection: until the load machine is told of a loss; recovery: from there to the load's end
 ``straggler`` two hosts load everything, storage is ten times slower for one of them: left alone, and with what it has
               not begun read by the others
+``wires``     two hosts, links without a limit: what Ray's object store and NIXL bring from one to the other, in turns
+              (docs/design/0030). Without ``nixl`` its rows are missing. No RDMA hardware: NIXL goes over UCX's TCP
 Every case that ends well is also predicted (``mm.plan`` and ``mm.simulate`` on the bed's topology).
 
     python -m benchmarks.cluster --json out.json           # 192 MiB, about 20 minutes on two cores
@@ -37,12 +39,13 @@ from benchmarks._cluster_rows import Found
 from benchmarks._cluster_scenarios import NIC_BYTES_PER_S, STORAGE_BYTES_PER_S, one_host, racks, shared
 from benchmarks._cluster_session import SETTINGS, Expected, say, write_model
 from benchmarks._cluster_straggler import SLOW_BYTES_PER_S, straggler
+from benchmarks._cluster_wires import wires
 from benchmarks._result import parse_arguments, write_result
 from megamind_ray.errors import ClusterError
 from megamind_ray.testing.testbed import RaySettings, missing
 from megamind_ray.units import MIB
 
-_PARTS = ("one-host", "shared", "racks", "killed", "straggler")
+_PARTS = ("one-host", "shared", "racks", "killed", "straggler", "wires")
 _QUICK_PARTS = ("one-host", "shared")
 _BYTES, _QUICK_BYTES = 192 * MIB, 32 * MIB
 _ROUNDS, _QUICK_ROUNDS = 3, 1
@@ -75,6 +78,7 @@ def main() -> None:
             "racks": lambda: racks(found, expected, rounds=rounds),
             "killed": lambda: killed(found, expected),
             "straggler": lambda: straggler(found, expected, rounds=rounds),
+            "wires": lambda: wires(found, expected, rounds=rounds),
         }
         for part in parts:
             try:

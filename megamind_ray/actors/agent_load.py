@@ -137,6 +137,7 @@ class AgentLoad:
         if consumer[0] == "node":
             with self._lock:
                 self._bytes_sent += sum(delivery.nbytes for delivery in deliveries)
+            return tuple(replace(delivery, handle=self._plane.offer(delivery.handle)) for delivery in deliveries)
         return deliveries
 
     def retire_rank(self, rank: Rank, generation: Generation) -> None:

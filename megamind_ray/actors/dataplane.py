@@ -1,8 +1,9 @@
-"""How blocks travel: put on one process, got in another. Ray's object store is the default wire."""
+"""How blocks travel: put on one process, got in another. Ray's object store is the default wire (0030)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Final, Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
-from megamind_ray.actors.messages import BlockHandle
+from megamind_ray.actors.messages import BlockHandle, Offer
 from megamind_ray.errors import ClusterError
 
 __all__ = ["DataPlane", "RayObjectStore", "UInt8Array"]
@@ -38,12 +39,24 @@ class DataPlane(Protocol):
             ClusterError: A block is lost, or did not arrive in time.
         """
 
-    def fetch(self, handle: BlockHandle, *, timeout_s: float) -> UInt8Array:
-        """As ``get``, of a block on another node, while other threads put and get.
+    def offer(self, handle: BlockHandle) -> BlockHandle:
+        """What to hand to another node, whose plane then fetches the block. Never fails for a block that is here.
+
+        Args:
+            handle: Of a block that was put here. Whoever offers it holds it until the other node says that it has it.
+        """
+
+    def fetch(self, handle: BlockHandle, *, timeout_s: float) -> AbstractContextManager[UInt8Array]:
+        """The bytes, read-only, of a block that another node has offered, while other threads put and get.
+
+        They are valid inside the ``with`` alone: their memory is used again.
 
         Raises:
             ClusterError: As ``get``.
         """
+
+    def settle(self, handle: BlockHandle) -> BlockHandle:
+        """The block stays here when its load has ended: what is to keep it, for any plane of this node."""
 
 
 class RayObjectStore:
@@ -68,7 +81,16 @@ class RayObjectStore:
             ) from error
         return blocks
 
-    def fetch(self, handle: BlockHandle, *, timeout_s: float) -> UInt8Array:
+    def offer(self, handle: BlockHandle) -> BlockHandle:
+        return handle
+
+    def settle(self, handle: BlockHandle) -> BlockHandle:
+        return handle
+
+    @contextmanager
+    def fetch(self, handle: BlockHandle, *, timeout_s: float) -> Iterator[UInt8Array]:
+        if isinstance(handle, Offer):  # of a node that has another wire as well
+            handle = handle.handle
         until_s = monotonic() + timeout_s
         # A get that waits for another node keeps all puts of this process waiting with it; a wait does not. For blocks
         # that are here, it would be one more call.
@@ -77,4 +99,4 @@ class RayObjectStore:
             raise ClusterError(
                 f"a block of another node did not come within {timeout_s:g} s; that node is lost or unreachable"
             )
-        return self.get([handle], timeout_s=max(_LEAST_S, until_s - monotonic()))[0]
+        yield self.get([handle], timeout_s=max(_LEAST_S, until_s - monotonic()))[0]

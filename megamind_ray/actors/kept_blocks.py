@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megamind_ray.actors.block_pool import PooledBlock
-from megamind_ray.actors.dataplane import DataPlane
+from megamind_ray.actors.dataplane import DataPlane, UInt8Array
 from megamind_ray.actors.messages import BlockHandle, Crc32Array
 from megamind_ray.core.evacuation import HeldBlock
 from megamind_ray.core.ids import BlockId, ExtentId, LoadId, Rank
@@ -145,7 +145,11 @@ class KeptBlocks:
 
     def _copied(self, heirloom: Heirloom, timeout_s: float) -> PooledBlock:
         """The block in this node's pool."""
-        data = self._plane.fetch(heirloom.handle, timeout_s=timeout_s)
+        with self._plane.fetch(heirloom.handle, timeout_s=timeout_s) as data:
+            return self._checked(heirloom, data)
+
+    def _checked(self, heirloom: Heirloom, data: UInt8Array) -> PooledBlock:
+        """What came, put into this node's pool where it is what was sent."""
         found = crc32(data)
         if data.nbytes != heirloom.nbytes or found != heirloom.crc32:
             raise IntegrityError(

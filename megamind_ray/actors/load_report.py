@@ -16,11 +16,12 @@ from megamind_ray.core.manifest import Manifest
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.report import Fault, Kept, LoadReport, Verified
 from megamind_ray.core.topology import Topology
+from megamind_ray.core.wires import WIRE_TITLES, WireChoice
 from megamind_ray.errors import masked
 from megamind_ray.planning.capacity import comes_to
 from megamind_ray.units import format_bytes
 
-__all__ = ["build_report", "pool_notes"]
+__all__ = ["build_report", "pool_notes", "wire_notes"]
 
 _FULL: Final = "the pool's share for kept blocks is full (pool.max_fraction x pool.keep_fraction)"
 _LOST: Final = "what a lost node had kept is gone with it"
@@ -53,6 +54,7 @@ def build_report(
     plan, agents = result.plan, result.agents.values()
     bytes_read = sum(status.bytes_read for status in agents) + sum(rank.bytes_read for rank in result.ranks)
     bytes_retried = sum(status.bytes_retried for status in agents) + sum(rank.bytes_retried for rank in result.ranks)
+    sent = sum(status.bytes_sent for status in agents)
     return LoadReport(
         model=name,
         uri=masked(request.uri),
@@ -62,7 +64,8 @@ def build_report(
         bytes_from_storage=bytes_read,
         bytes_headers=manifest.header_bytes,
         bytes_retried=bytes_retried,
-        bytes_over_network=sum(status.bytes_sent for status in agents),
+        bytes_over_network=sent,
+        bytes_by_wire=_by_wire(sent, sum(status.bytes_nixl for status in agents)),
         bytes_to_device=sum(rank.report.bytes_to_device for rank in result.ranks),
         bytes_replicated=plan.bytes_replicated,
         seconds=dict(seconds),
@@ -71,7 +74,7 @@ def build_report(
         faults=_faults(result),
         kept=_kept(plan, result, keep_blocks) if request.keep else Kept(),
         verified=_verified(result),
-        notes=(*plan.notes, *notes),
+        notes=(*plan.notes, *notes, *wire_notes(request.wire, sent)),
     )
 
 
@@ -84,6 +87,17 @@ def pool_notes(topology: Topology) -> tuple[str, ...]:
         for node in topology.nodes
         if node.pool_taken_bytes > node.pool_bytes / 2
     )
+
+
+def wire_notes(wire: WireChoice, num_bytes: int) -> tuple[str, ...]:
+    """Which wire carried the bytes that went from node to node, and why."""
+    return (f"blocks went from node to node by {WIRE_TITLES[wire.wire]}: {wire.reason}",) if num_bytes else ()
+
+
+def _by_wire(num_bytes: int, by_nixl: int) -> dict[str, int]:
+    """What was handed over and has not come by NIXL came by Ray's object store; what was lost on the way counts too."""
+    found = {"ray": max(0, num_bytes - by_nixl), "nixl": min(num_bytes, by_nixl)}
+    return {wire: count for wire, count in found.items() if count}
 
 
 def _faults(result: TransferResult) -> tuple[Fault, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
@@ -13,14 +14,17 @@ from megamind_ray.actors.boundary import settle, wait_for, wait_for_all
 from megamind_ray.actors.dataplane import RayObjectStore
 from megamind_ray.actors.names import NAMESPACE, agent_name
 from megamind_ray.actors.runtime import fleet_actors
+from megamind_ray.actors.wire_choice import measure_pair, pairs_to_measure
 from megamind_ray.config import Config
 from megamind_ray.core.exchange import RANK_BATCH
 from megamind_ray.core.ids import NodeId
+from megamind_ray.core.topology import Topology
+from megamind_ray.core.wires import WireName
 from megamind_ray.engine.measure import MeasureRequest, NodeMeasurement
 from megamind_ray.engine.measure_figures import Figure
 from megamind_ray.errors import ClusterError
 
-__all__ = ["measure_fleet"]
+__all__ = ["measure_fleet", "measure_fleet_wires"]
 
 _CALLS: Final = 20
 _BATCHES: Final = 5
@@ -57,6 +61,36 @@ def measure_fleet(fleet: str, request: MeasureRequest, config: Config) -> dict[N
         _stop(agents, asked, config)
         raise
     return {node: _with_calls(one, calls[node]) for node, one in zip(agents, found, strict=True)}
+
+
+def measure_fleet_wires(fleet: str, topology: Topology, config: Config) -> tuple[Mapping[WireName, float], str]:
+    """Has some pairs of nodes of a fleet measure what each wire brings from one to the other.
+
+    Args:
+        fleet: Its name; this process is connected to its cluster.
+        topology: Of the fleet.
+        config: Size of blocks, bounds, deadlines.
+
+    Returns:
+        Bytes per second by wire, of the slowest pair; and what there is to say about one that is missing.
+
+    Raises:
+        ClusterError: A node did not answer in time.
+    """
+    agents = _running_agents(fleet)
+    pools = {node.id: node.pool_bytes for node in topology.nodes}
+    pairs = [pair for pair in pairs_to_measure(topology) if all(node in agents for node in pair)]
+    if not pairs:
+        return {}, "wires: not measured, the fleet has one node"
+    refs = [agents[node].lacks_nixl.remote(config.wire) for node in dict.fromkeys(itertools.chain(*pairs))]
+    lacking = wait_for_all(refs, timeout_s=config.deadlines.call_s, what="asking node agents for NIXL")
+    why = next((str(answer) for answer in lacking if answer), "")
+    wires: tuple[WireName, ...] = ("ray",) if why else ("ray", "nixl")
+    found = [
+        measure_pair(agents[source], agents[target], config, pool_bytes=min(pools[source], pools[target]), wires=wires)
+        for source, target in pairs
+    ]
+    return {wire: min(one[wire] for one in found) for wire in wires}, f"wire NIXL: not measured, {why}" if why else ""
 
 
 def _running_agents(fleet: str) -> dict[NodeId, Any]:

@@ -15,6 +15,7 @@ from megamind_ray.core.parallel import Coords, Parallel, Rule
 from megamind_ray.core.report import Fault, Kept, RankReport
 from megamind_ray.core.stragglers import ReadProgress
 from megamind_ray.core.topology import Topology
+from megamind_ray.core.wires import RAY, WireChoice
 from megamind_ray.errors import MegamindError
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "Lifetime",
     "LoadRequest",
     "ModelInfo",
+    "Offer",
+    "Place",
     "PlannerFacts",
     "Pulse",
     "RankResult",
@@ -66,6 +69,7 @@ class LoadRequest:
 
     Attributes:
         known: What ``config.plan.topology`` names, read by the client: the planner's node need not have the file.
+        wire: What carries blocks from node to node; the planner's word.
     """
 
     uri: str
@@ -78,6 +82,7 @@ class LoadRequest:
     sidecar: str | bool | None = None
     record: bool = False
     known: Topology | None = None
+    wire: WireChoice = RAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +196,34 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a block lies in memory that its node has registered with NIXL.
+
+    Attributes:
+        endpoint: Whose memory.
+        parts: Address and size of each part of the block, in order; each is in one registered region.
+        metadata: Of each region, what others need to read there, by the region's number.
+    """
+
+    endpoint: str
+    parts: tuple[tuple[int, int], ...]
+    metadata: tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A handle for another node, which may read the bytes where they lie.
+
+    Attributes:
+        handle: As for Ray's object store: it keeps the block alive, and is the way that is left where NIXL fails.
+        place: Where the bytes are.
+    """
+
+    handle: BlockHandle
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """Whom a node tells that it lives, while a load goes on.
 
@@ -242,6 +275,7 @@ class AgentStatus:
         bytes_retried: Read again.
         reads: How far it is with the extents that it was given.
         bytes_sent: Block bytes handed to other nodes.
+        bytes_nixl: Block bytes that NIXL brought here.
         failures: All so far; the planner remembers how many it has seen.
         faults: What was mended on the spot, all so far.
         peak_credit_bytes: Most that was reserved at a time.
@@ -254,6 +288,7 @@ class AgentStatus:
     bytes_retried: int = 0
     reads: ReadProgress = field(default_factory=ReadProgress)
     bytes_sent: int = 0
+    bytes_nixl: int = 0
     failures: tuple[ExtentFailure, ...] = ()
     faults: tuple[Fault, ...] = ()
     peak_credit_bytes: int = 0

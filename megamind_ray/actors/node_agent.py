@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter, time
 from typing import Any, Final
 
@@ -15,17 +16,20 @@ from megamind_ray.actors.agent_load import AgentLoad
 from megamind_ray.actors.block_pool import PoolClosedError
 from megamind_ray.actors.boundary import wait_for
 from megamind_ray.actors.collector import spare_imports
-from megamind_ray.actors.dataplane import DataPlane, RayObjectStore
+from megamind_ray.actors.dataplane import DataPlane
 from megamind_ray.actors.groups import in_group
 from megamind_ray.actors.heartbeat import Heartbeat
 from megamind_ray.actors.kept_blocks import BlockKey, CopyResult, Heirloom, Holdings, KeptBlocks
 from megamind_ray.actors.messages import AgentFacts, AgentStatus, BlockHandle, Consumer, Delivery, Pulse, Reroute
+from megamind_ray.actors.nixl_wire import NixlWire
+from megamind_ray.actors.node_wires import AgentSource, NodeWires, WireMeasureRequest, WireTimes
 from megamind_ray.actors.pool_check import find_pool_file
-from megamind_ray.config import Config
+from megamind_ray.config import Config, WireConfig
 from megamind_ray.core.ids import ExtentId, Generation, LoadId, NodeId, Rank
 from megamind_ray.core.manifest import FileInfo
 from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.recorder import NO_RECORD, Recorded, Recorder, RecordSettings
+from megamind_ray.core.wires import WireName
 from megamind_ray.device.memory import host_memory
 from megamind_ray.engine.measure import MeasureRequest, NodeMeasurement, measure_node
 from megamind_ray.errors import ClusterError, RequestError
@@ -40,8 +44,10 @@ class NodeAgent:
     """One per node. Holds the refs of the blocks that it put; when it dies, they are gone, and the planner knows."""
 
     def __init__(self, plane: DataPlane | None = None) -> None:
-        self._plane = plane if plane is not None else RayObjectStore()
+        self._wires = NodeWires(plane)
+        self._plane = self._wires.store
         self._lock = threading.Lock()
+        self._planes: dict[LoadId, DataPlane] = {}
         self._loads: dict[LoadId, AgentLoad] = {}
         self._beats: dict[LoadId, Heartbeat] = {}
         self._kept = KeptBlocks(self._plane)
@@ -95,16 +101,18 @@ class NodeAgent:
             pulse: Whom to tell that this node lives.
         """
         recorder = NO_RECORD if record is None else record.recorder(wall=time, steps=perf_counter)
+        plane = self._wires.plane(config, where=program.node)
         load = AgentLoad(
             program,
             config,
-            plane=self._plane,
+            plane=plane,
             peers={node: _RayPeer(node, handle, config) for node, handle in peers.items()},
             recorder=recorder,
         )
         with self._lock:
             self._recorded = (program.load, recorder)
             self._loads[program.load] = load
+            self._planes[program.load] = plane
             if pulse is not None:
                 self._beats[program.load] = Heartbeat(pulse, program.node)
 
@@ -180,7 +188,7 @@ class NodeAgent:
     @in_group("control")
     def status(self, load: LoadId) -> AgentStatus:
         """How the load goes on this node."""
-        return self._load(load).status()
+        return self._with_wire(load, self._load(load).status())
 
     @in_group("control")
     def close_load(self, load: LoadId, keep: bool) -> AgentStatus:
@@ -192,8 +200,12 @@ class NodeAgent:
             beat.end()
         if one is None:
             return AgentStatus()
-        status = one.status()
+        status = self._with_wire(load, one.status())
         kept = one.close()
+        with self._lock:
+            plane = self._planes.pop(load)
+        for block in kept.values():
+            block.handle = plane.settle(block.handle)
         if keep and kept:
             self._kept.add(load, kept)
         return status
@@ -264,9 +276,36 @@ class NodeAgent:
             self._measuring.release()
 
     @in_group("control")
+    def lacks_nixl(self, config: WireConfig) -> str:
+        """Why this node cannot use NIXL; empty where it can."""
+        return self._wires.lacking(config)
+
+    @in_group("control")
+    def lay_out(self, wire: WireName, num_blocks: int, nbytes: int, config: Config) -> tuple[BlockHandle, ...]:
+        """Blocks for another node to measure a wire with (see ``NodeWires.lay_out``); 0 lets them go."""
+        return self._wires.lay_out(wire, num_blocks, nbytes, config)
+
+    @in_group("control")
+    def measure_wires(self, source: Any, request: WireMeasureRequest, config: Config) -> tuple[WireTimes, ...]:
+        """Takes in blocks of another node's agent by each wire, and says how long that took.
+
+        Raises:
+            ClusterError: A block did not come.
+        """
+        return self._wires.measure(AgentSource(source, config, request.timeout_s), request, config)
+
+    @in_group("control")
     def stop_measuring(self) -> None:
         """Ends a measurement early; its temporary file goes with it. Harmless where there is none."""
         self._stop_measuring.set()
+
+    def _with_wire(self, load: LoadId, status: AgentStatus) -> AgentStatus:
+        """With what NIXL did in it, where that is the load's wire."""
+        with self._lock:
+            plane = self._planes.get(load)
+        if not isinstance(plane, NixlWire):
+            return status
+        return replace(status, bytes_nixl=plane.bytes_read, faults=(*status.faults, *plane.faults))
 
     def _load(self, load: LoadId) -> AgentLoad:
         with self._lock:

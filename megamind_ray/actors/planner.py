@@ -19,6 +19,7 @@ from megamind_ray.actors.messages import DrainRequest, Lifetime, LoadRequest, Mo
 from megamind_ray.actors.preparing import open_checkpoint, prepare
 from megamind_ray.actors.recording import RecordBook
 from megamind_ray.actors.ticket import Ticket
+from megamind_ray.actors.wire_choice import AgentNodes, WireChooser
 from megamind_ray.config import Config
 from megamind_ray.core.departure import DrainReport
 from megamind_ray.core.ids import LoadId, NodeId
@@ -57,6 +58,7 @@ class Planner:
         self._fleet = Fleet(
             fleet, lifetime=lifetime, config=config, spawner=spawner, device_memory_bytes=device_memory_bytes
         )
+        self._wires = WireChooser(AgentNodes(self._fleet))
         self._moves = threading.Lock()  # one load or unload at a time
         self._calls = threading.Lock()  # collective calls enter all ranks in one order
         self._tickets: dict[str, Ticket] = {}
@@ -227,9 +229,10 @@ class Planner:
             load=LoadId(f"{name}#{self._num_loads}"),
             fleet=self._fleet,
             catalogue=self._catalogue,
+            wires=self._wires,
             fallback_rules=self._fallback_rules,
         )
-        transfer = prepared.transfer
+        request, transfer = prepared.request, prepared.transfer
         with ticket.timed("transfer"):
             ticket.driver = LoadDriver(transfer, self._fleet, request.config, record=ticket.record, began_s=begin)
             if ticket.cancelled is not None:

@@ -15,6 +15,7 @@ from megamind_ray.actors.pool_check import check_pool
 from megamind_ray.actors.ticket import Ticket
 from megamind_ray.actors.transfer import Transfer, spares_beside
 from megamind_ray.actors.visibility import Visibility, look_around
+from megamind_ray.actors.wire_choice import WireChooser
 from megamind_ray.config import Config
 from megamind_ray.core.ids import LoadId, NodeId
 from megamind_ray.core.manifest import Manifest
@@ -42,10 +43,12 @@ class Prepared:
     """A load that may begin to move bytes.
 
     Attributes:
+        request: What was asked for, its wire settled.
         transfer: What to move.
         notes: For its report.
     """
 
+    request: LoadRequest
     transfer: Transfer
     notes: tuple[str, ...]
 
@@ -69,6 +72,7 @@ def prepare(
     load: LoadId,
     fleet: Fleet,
     catalogue: Catalogue,
+    wires: WireChooser,
     fallback_rules: RuleSource | None,
 ) -> Prepared:
     """Brings the fleet up to date and plans a load.
@@ -80,6 +84,7 @@ def prepare(
         load: Its id.
         fleet: Who is to do it.
         catalogue: What is loaded already.
+        wires: Chooses what carries blocks from node to node.
         fallback_rules: For families that planning has no rules for.
 
     Raises:
@@ -88,7 +93,7 @@ def prepare(
     with ticket.timed("workers"):
         fleet.refresh()
         seen = look_around(fleet, manifest, request.config)
-        topology = _topology_now(request, fleet, catalogue)
+        topology, request = wires.decide(_topology_now(request, fleet, catalogue), request, manifest.nbytes)
     with ticket.timed("plan"):
         demands = build_demands(
             manifest,
@@ -106,7 +111,7 @@ def prepare(
             raise explained(error, fleet.leaving) from error
         transfer = _transfer(load, plan, manifest, topology, request.config, seen, fleet)
     notes = (*pool_notes(topology), *reference_notes(manifest, request.config.io.mirrors), *seen.notes)
-    return Prepared(transfer=transfer, notes=notes)
+    return Prepared(request=request, transfer=transfer, notes=notes)
 
 
 def explained(error: RequestError | CapacityError, leaving: Collection[NodeId]) -> RequestError | CapacityError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final, Protocol
@@ -263,17 +264,21 @@ class Relays:
                 self._pool.give_back(reserved.nbytes, reserved.budget)
 
     def _replica(self, delivery: Delivery, budget: Budget) -> PooledBlock:
-        begin_s = self._record.now()
-        try:
-            data = self._plane.fetch(delivery.handle, timeout_s=self._deadlines.call_s)
-        except ClusterError as error:
-            raise _PeerTroubleError(error) from error
-        self._record.fetched(begin_s, delivery.nbytes, block=delivery.block)
         return PooledBlock(
             block=delivery.block,
             extent=delivery.extent,
             nbytes=delivery.nbytes,
             crc32s=delivery.crc32s,
-            handle=self._put(delivery.block, data),
+            handle=self._fetch_and_put(delivery),
             budget=budget,
         )
+
+    def _fetch_and_put(self, delivery: Delivery) -> BlockHandle:
+        begin_s = self._record.now()
+        with ExitStack() as held:
+            try:
+                data = held.enter_context(self._plane.fetch(delivery.handle, timeout_s=self._deadlines.call_s))
+            except ClusterError as error:
+                raise _PeerTroubleError(error) from error
+            self._record.fetched(begin_s, delivery.nbytes, block=delivery.block)
+            return self._put(delivery.block, data)

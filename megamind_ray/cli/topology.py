@@ -169,7 +169,7 @@ def _machine(request: MeasureRequest, num_gpus: int | None) -> _Made:
 
 
 def _fleet(request: MeasureRequest, address: str | None, fleet: str, config: Path | None) -> _Made:
-    from megamind_ray.actors.measuring import measure_fleet
+    from megamind_ray.actors.measuring import measure_fleet, measure_fleet_wires
     from megamind_ray.cli.running import connect_running
     from megamind_ray.config import load_config
     from megamind_ray.engine.measure_topology import measured_topology
@@ -183,15 +183,22 @@ def _fleet(request: MeasureRequest, address: str | None, fleet: str, config: Pat
         with _progress() as show:
             show(f"{len(topology.nodes)} nodes of fleet {fleet}")
             found = measure_fleet(fleet, request, settings)
+            show("wires between nodes")
+            wires, missing = measure_fleet_wires(fleet, topology, settings)
     staying = {node.id: found[node.id] for node in topology.nodes if node.id in found}
-    return _rendered(measured_topology(topology, staying), staying, leaving)
+    return _rendered(measured_topology(topology, staying, wires), staying, leaving, missing)
 
 
-def _rendered(topology: Topology, found: Mapping[NodeId, NodeMeasurement], leaving: Sequence[NodeId] = ()) -> _Made:
+def _rendered(
+    topology: Topology,
+    found: Mapping[NodeId, NodeMeasurement],
+    leaving: Sequence[NodeId] = (),
+    missing: str = "",
+) -> _Made:
     from megamind_ray.engine.measure_topology import measurement_comments
     from megamind_ray.planning import dump_topology
 
-    comments = list(measurement_comments(found))
+    comments = [*measurement_comments(found), *([missing] if missing else [])]
     comments += [f"node {node} is leaving the fleet (megamind drain): left out" for node in leaving]
     figures = {
         node: [{**asdict(figure), "value": figure.value} for figure in one.figures] for node, one in found.items()

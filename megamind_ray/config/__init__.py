@@ -20,6 +20,8 @@ from megamind_ray.config.sections import (
     RetryConfig,
     RoutingConfig,
     StragglerConfig,
+    WireConfig,
+    WireUse,
 )
 
 __all__ = [
@@ -37,6 +39,8 @@ __all__ = [
     "RetryConfig",
     "RoutingConfig",
     "StragglerConfig",
+    "WireConfig",
+    "WireUse",
     "aws_environment",
     "find_profile",
     "hub_cache_path",

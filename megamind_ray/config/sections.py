@@ -22,9 +22,12 @@ __all__ = [
     "RetryConfig",
     "RoutingConfig",
     "StragglerConfig",
+    "WireConfig",
+    "WireUse",
 ]
 
 DirectMode = Literal["auto", "always", "never"]
+WireUse = Literal["auto", "ray", "nixl"]
 
 # Waits are shorter: not every clock takes more, and none takes what is not finite.
 _DAY_S = 86400
@@ -326,6 +329,34 @@ class DeadlineConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WireConfig:
+    """What carries blocks from node to node (docs/design/0030).
+
+    Attributes:
+        use: ``ray``: its object store. ``nixl``: NIXL over UCX, which the extra ``rdma`` brings. ``auto``: the latter
+            where all nodes have it and it was measured faster, else the former.
+        faster: How many times faster it must have been.
+        measure_s: For measuring both between two nodes.
+        measure_bytes: Most that each of the two moves for that.
+        buffer_bytes: Host memory of each node that NIXL receives blocks into; registered once, reused.
+    """
+
+    use: WireUse = "auto"
+    faster: float = 1.2
+    measure_s: float = 2.0
+    measure_bytes: int = 256 * MIB
+    buffer_bytes: int = 512 * MIB
+
+    def __post_init__(self) -> None:
+        uses = get_args(WireUse)
+        _require(self.use in uses, "wire.use", self.use, f"take {', '.join(uses)}")
+        _require(1 <= self.faster <= 100, "wire.faster", self.faster, "take a factor from 1 to 100")
+        _require(0 < self.measure_s <= 60, "wire.measure_s", self.measure_s, "take more than 0 s, up to 60 s")
+        for name in ("measure_bytes", "buffer_bytes"):
+            _require(getattr(self, name) >= MIB, f"wire.{name}", getattr(self, name), "take 1 MiB or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """All settings."""
 
@@ -338,3 +369,4 @@ class Config:
     load: LoadConfig = field(default_factory=LoadConfig)
     straggler: StragglerConfig = field(default_factory=StragglerConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
+    wire: WireConfig = field(default_factory=WireConfig)

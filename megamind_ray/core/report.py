@@ -92,6 +92,7 @@ class LoadReport:
     bytes_headers: int = 0
     bytes_retried: int = 0
     bytes_over_network: int = 0
+    bytes_by_wire: Mapping[str, int] = field(default_factory=dict)
     bytes_to_device: int
     bytes_replicated: int
     seconds: Mapping[str, float]

@@ -121,10 +121,14 @@ class Links:
         nvlink_bytes_per_s: Between GPUs of a node.
         wire_bytes_per_s: What the data plane brings into or out of a node at most, whatever its NICs can; None: not
             known, the NICs are the limit.
+        ray_bytes_per_s, nixl_bytes_per_s: What each wire brings from one node to another (docs/design/0030); None: not
+            measured.
     """
 
     nvlink_bytes_per_s: float = 300e9
     wire_bytes_per_s: float | None = None
+    ray_bytes_per_s: float | None = None
+    nixl_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

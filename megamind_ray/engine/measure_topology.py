@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from megamind_ray.config import WireConfig
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.topology import Gpu, Node, Topology
+from megamind_ray.core.wires import WireName, choose_wire, known_ceilings, with_wire
 from megamind_ray.device.memory import device_budget_bytes, gpu_facts, host_memory
 from megamind_ray.engine.measure import NodeMeasurement
 from megamind_ray.errors import RequestError
@@ -68,10 +70,28 @@ def machine_topology(found: NodeMeasurement, gpus: tuple[Gpu, ...]) -> Topology:
     return measured_topology(Topology(nodes=(node,), name=found.hostname), {node.id: found})
 
 
-def measured_topology(topology: Topology, found: Mapping[NodeId, NodeMeasurement]) -> Topology:
-    """A topology with what was measured on its nodes; nodes on which nothing was stay as they are."""
+def measured_topology(
+    topology: Topology, found: Mapping[NodeId, NodeMeasurement], wires: Mapping[WireName, float] | None = None
+) -> Topology:
+    """A topology with what was measured on its nodes; nodes on which nothing was stay as they are.
+
+    Args:
+        topology: What is there.
+        found: By node.
+        wires: Bytes per second from node to node by wire; the ceiling is that of the one that ``wire.use = "auto"``
+            takes. None: not measured.
+    """
     nodes = tuple(_measured(node, found[node.id]) if node.id in found else node for node in topology.nodes)
-    return replace(topology, nodes=nodes, source=_source(topology, found))
+    links = replace(
+        topology.links,
+        ray_bytes_per_s=(wires or {}).get("ray"),
+        nixl_bytes_per_s=(wires or {}).get("nixl"),
+        wire_bytes_per_s=(wires or {}).get("ray", topology.links.wire_bytes_per_s),
+    )
+    faster = WireConfig().faster
+    choice = choose_wire("auto", lacking="", ceilings=known_ceilings(links, "measured"), faster=faster)
+    measured = replace(topology, nodes=nodes, links=links, source=_source(topology, found, with_wires=bool(wires)))
+    return with_wire(measured, choice)
 
 
 def measurement_comments(found: Mapping[NodeId, NodeMeasurement]) -> Iterator[str]:
@@ -97,7 +117,7 @@ def _measured(node: Node, found: NodeMeasurement) -> Node:
     )
 
 
-def _source(topology: Topology, found: Mapping[NodeId, NodeMeasurement]) -> str:
+def _source(topology: Topology, found: Mapping[NodeId, NodeMeasurement], *, with_wires: bool) -> str:
     """One line: the comments have the rest."""
     hosts = sorted({one.hostname for one in found.values()})
     named = hosts[0] if len(hosts) == 1 else f"{len(found)} nodes"
@@ -107,9 +127,10 @@ def _source(topology: Topology, found: Mapping[NodeId, NodeMeasurement]) -> str:
         gpu.kind == "cuda" and not _has_rate(gpu, found.get(node.id)) for node in topology.nodes for gpu in node.gpus
     ):
         left_out.add("host to device")
+    links = "NVLink and uplinks" if with_wires else "links"
     return (
         f"measured by megamind topology on {named}, {begin}: medians of 3 samples or more; network interfaces at "
-        f"the speed that they tell; defaults, not measured: {', '.join([*sorted(left_out), 'links'])}"
+        f"the speed that they tell; defaults, not measured: {', '.join([*sorted(left_out), links])}"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from megamind_ray.core.topology import SCHEMA, Host, Node, Storage, Topology
+from megamind_ray.core.topology import SCHEMA, Host, Links, Node, Storage, Topology
 from megamind_ray.units import GIB, KIB, MIB, parse_duration, parse_rate
 
 __all__ = ["dump_topology"]
@@ -34,9 +34,17 @@ def dump_topology(topology: Topology, *, comments: Iterable[str] = ()) -> str:
         lines += ["", "[[racks]]", *_pairs(name=rack.name, uplink=_rate(rack.uplink_bytes_per_s))]
     for node in topology.nodes:
         lines += ["", "[[nodes]]", *_node_lines(node)]
-    links = topology.links
-    lines += ["", "[links]", *_pairs(nvlink=_rate(links.nvlink_bytes_per_s), wire=_rate(links.wire_bytes_per_s))]
+    lines += ["", "[links]", *_links_lines(topology.links)]
     return "\n".join(lines) + "\n"
+
+
+def _links_lines(links: Links) -> list[str]:
+    return _pairs(
+        nvlink=_rate(links.nvlink_bytes_per_s),
+        wire=_rate(links.wire_bytes_per_s),
+        ray=_rate(links.ray_bytes_per_s),
+        nixl=_rate(links.nixl_bytes_per_s),
+    )
 
 
 def _storage_lines(storage: Storage) -> list[str]:

@@ -54,7 +54,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "switches": ("gpus", "rate"),
     "disks": ("name", "count", "rate", "latency"),
     "nics": ("name", "count", "rate", "latency"),
-    "links": ("nvlink", "wire"),
+    "links": ("nvlink", "wire", "ray", "nixl"),
 }
 # A dataclass with slots has no defaults on its class.
 _GPU: Final = Gpu(index=0, memory_bytes=0, free_bytes=0)
@@ -245,7 +245,12 @@ def _links(table: TomlTable | None) -> Links:
     if table is None:
         return Links()
     nvlink = table.rate("nvlink", Links().nvlink_bytes_per_s)
-    return Links(nvlink_bytes_per_s=nvlink, wire_bytes_per_s=table.optional_rate("wire"))
+    return Links(
+        nvlink_bytes_per_s=nvlink,
+        wire_bytes_per_s=table.optional_rate("wire"),
+        ray_bytes_per_s=table.optional_rate("ray"),
+        nixl_bytes_per_s=table.optional_rate("nixl"),
+    )
 
 
 def _storage(table: TomlTable | None) -> Storage | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from megamind_ray.actors.dataplane import DataPlane
@@ -35,8 +36,14 @@ class DataPlaneContract:
     def test_one_block_is_fetched_while_others_are_put(self, plane: DataPlane) -> None:
         handles = [plane.put(np.full(1000, number, np.uint8)) for number in range(4)]
         with ThreadPoolExecutor(4) as threads:
-            got = threads.map(lambda handle: plane.fetch(handle, timeout_s=_TIMEOUT_S), handles)
-            assert [int(block[0]) for block in got] == [0, 1, 2, 3]
+            assert list(threads.map(lambda handle: _fetched(plane, handle)[0], handles)) == [0, 1, 2, 3]
+
+    def test_what_is_offered_is_fetched_and_still_there(self, plane: DataPlane) -> None:
+        handle = plane.put(np.full(300_000, 7, np.uint8))
+        offered = plane.offer(handle)
+        assert np.array_equal(_fetched(plane, offered), np.full(300_000, 7, np.uint8))
+        (got,) = plane.get([plane.settle(handle)], timeout_s=_TIMEOUT_S)
+        assert np.array_equal(got, np.full(300_000, 7, np.uint8))
 
     def test_blocks_come_in_the_order_they_were_asked_for(self, plane: DataPlane) -> None:
         handles = [plane.put(np.full(1000 + number, number, np.uint8)) for number in range(5)]
@@ -61,9 +68,14 @@ class DataPlaneContract:
         (got,) = plane.get([plane.put(np.zeros(200_000, np.uint8))], timeout_s=_TIMEOUT_S)
         with pytest.raises(ValueError, match="read-only"):
             got[0] = 1
-        fetched = plane.fetch(plane.put(np.zeros(200_000, np.uint8)), timeout_s=_TIMEOUT_S)
-        with pytest.raises(ValueError, match="read-only"):
+        offered = plane.offer(plane.put(np.zeros(200_000, np.uint8)))
+        with plane.fetch(offered, timeout_s=_TIMEOUT_S) as fetched, pytest.raises(ValueError, match="read-only"):
             fetched[0] = 1
 
     def test_nothing_asked_for_is_nothing_got(self, plane: DataPlane) -> None:
         assert plane.get([], timeout_s=_TIMEOUT_S) == []
+
+
+def _fetched(plane: DataPlane, handle: object) -> npt.NDArray[np.uint8]:
+    with plane.fetch(handle, timeout_s=_TIMEOUT_S) as data:
+        return data.copy()

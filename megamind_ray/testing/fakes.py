@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,7 @@ class MemoryPlane:
             return sum(handle.data.nbytes for handle in self._live)
 
     def put(self, data: _UInt8Array) -> object:
-        handle = _Handle(data.copy())
+        handle = _Handle(self._copied(data))
         with self._lock:
             self._live.add(handle)
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
@@ -55,8 +56,18 @@ class MemoryPlane:
     def get(self, handles: Sequence[object], *, timeout_s: float) -> list[_UInt8Array]:
         return [self._one(handle, timeout_s) for handle in handles]
 
-    def fetch(self, handle: object, *, timeout_s: float) -> _UInt8Array:
-        return self._one(handle, timeout_s)
+    def offer(self, handle: object) -> object:
+        return handle
+
+    def settle(self, handle: object) -> object:
+        return handle
+
+    @contextmanager
+    def fetch(self, handle: object, *, timeout_s: float) -> Iterator[_UInt8Array]:
+        yield self._one(handle, timeout_s)
+
+    def _copied(self, data: _UInt8Array) -> _UInt8Array:
+        return data.copy()
 
     def _one(self, handle: object, timeout_s: float) -> _UInt8Array:
         if not isinstance(handle, _Handle) or handle in self.lost:

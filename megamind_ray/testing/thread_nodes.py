@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -65,12 +66,23 @@ class NodeWire:
         return self._own, self._own.memory.put(data)
 
     def get(self, handles: Sequence[Any], *, timeout_s: float) -> list[_UInt8Array]:
-        return [self.fetch(handle, timeout_s=timeout_s) for handle in handles]
+        return [self._one(handle, timeout_s) for handle in handles]
 
-    def fetch(self, handle: Any, *, timeout_s: float) -> _UInt8Array:
+    def offer(self, handle: Any) -> Any:
+        return handle
+
+    def settle(self, handle: Any) -> Any:
+        return handle
+
+    @contextmanager
+    def fetch(self, handle: Any, *, timeout_s: float) -> Iterator[_UInt8Array]:
+        yield self._one(handle, timeout_s)
+
+    def _one(self, handle: Any, timeout_s: float) -> _UInt8Array:
         owner: ThreadNode = handle[0]
         self._fleet.call(self._own, owner)
-        return owner.memory.fetch(handle[1], timeout_s=timeout_s)
+        (data,) = owner.memory.get([handle[1]], timeout_s=timeout_s)
+        return data
 
 
 class PeerCalls:

@@ -37,7 +37,12 @@ def bed_node(
 
 
 def switched(
-    *, num_hosts: int, num_gpus: int = 1, nic_bytes_per_s: float = 62.5e6, storage_bytes_per_s: float | None = None
+    *,
+    num_hosts: int,
+    num_gpus: int = 1,
+    nic_bytes_per_s: float = 62.5e6,
+    pool_bytes: int = _POOL_BYTES,
+    storage_bytes_per_s: float | None = None,
 ) -> Topology:
     """Hosts ``n0``, ``n1``, ... on one switch.
 
@@ -45,12 +50,13 @@ def switched(
         num_hosts: How many.
         num_gpus: Logical GPUs of each.
         nic_bytes_per_s: Of each, each way.
+        pool_bytes: Object store of each.
         storage_bytes_per_s: What storage that all reach gives; None: there is none.
     """
     names = [f"n{index}" for index in range(num_hosts)]
     return _topology(
         "one switch",
-        [bed_node(name, num_gpus=num_gpus, nic_bytes_per_s=nic_bytes_per_s) for name in names],
+        [bed_node(name, num_gpus=num_gpus, nic_bytes_per_s=nic_bytes_per_s, pool_bytes=pool_bytes) for name in names],
         storage_bytes_per_s,
     )
 

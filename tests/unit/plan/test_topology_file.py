@@ -349,7 +349,12 @@ def test_dump_and_parse_give_the_topology_back(data: st.DataObject) -> None:
     topology = Topology(
         nodes=tuple(data.draw(_nodes(name)) for name in names),
         name=data.draw(_TEXT),
-        links=Links(nvlink_bytes_per_s=data.draw(_RATE), wire_bytes_per_s=data.draw(st.none() | _RATE)),
+        links=Links(
+            nvlink_bytes_per_s=data.draw(_RATE),
+            wire_bytes_per_s=data.draw(st.none() | _RATE),
+            ray_bytes_per_s=data.draw(st.none() | _RATE),
+            nixl_bytes_per_s=data.draw(st.none() | _RATE),
+        ),
         storage=storage,
         racks=tuple(Rack(name=name, uplink_bytes_per_s=data.draw(_RATE)) for name in racks),
         source=data.draw(_TEXT),
