@@ -241,7 +241,7 @@ class AgentLoad:
         thread = threading.Thread(target=self._guarded, args=(name, target), name=f"{name}-{self.load}", daemon=True)
         with self._lock:
             self._threads.append((thread, peer))
-        thread.start()
+            thread.start()  # before anybody sees it: one that was not started cannot be waited for
 
     def _guarded(self, name: str, target: Callable[[], None]) -> None:
         """Nobody is above a thread of the load: what ends one before its time ends the load, by way of ``status``."""
