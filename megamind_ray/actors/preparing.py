@@ -13,7 +13,7 @@ from megamind_ray.actors.load_report import pool_notes
 from megamind_ray.actors.messages import LoadRequest
 from megamind_ray.actors.pool_check import check_pool
 from megamind_ray.actors.ticket import Ticket
-from megamind_ray.actors.transfer import Transfer, spares_beside
+from megamind_ray.actors.transfer import Transfer
 from megamind_ray.actors.visibility import Visibility, look_around
 from megamind_ray.actors.wire_choice import WireChooser
 from megamind_ray.config import Config
@@ -31,6 +31,7 @@ from megamind_ray.planning import (
     build_plan,
     choose_keep_blocks,
     pool_budget_bytes,
+    spares_beside,
     with_known_links,
     without_leaving,
 )

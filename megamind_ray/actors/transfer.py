@@ -18,10 +18,9 @@ from megamind_ray.core.node_loss import Spare
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.program import AgentProgram
 from megamind_ray.core.report import Fault
-from megamind_ray.core.topology import Topology
 from megamind_ray.planning import compile_agent, load_facts
 
-__all__ = ["Transfer", "TransferResult", "bytes_by_rank", "spares_beside"]
+__all__ = ["Transfer", "TransferResult", "bytes_by_rank"]
 
 _NOTHING: Final[Int64Array] = np.zeros(0, np.int64)
 
@@ -95,18 +94,6 @@ class TransferResult:
     faults: tuple[Fault, ...]
     generations: Mapping[Rank, Generation]
     workers: Mapping[Rank, Any]
-
-
-def spares_beside(plan: Plan, topology: Topology) -> tuple[Spare, ...]:
-    """The GPUs of a topology that a plan has no rank on."""
-    ranks = plan.tables["ranks"]
-    taken = set(zip(ranks["node"].to_pylist(), ranks["gpu"].to_pylist(), strict=True))
-    return tuple(
-        Spare(node=node.id, gpu=gpu.index, free_bytes=gpu.free_bytes)
-        for node in topology.nodes
-        for gpu in node.gpus
-        if (node.id, gpu.index) not in taken
-    )
 
 
 def bytes_by_rank(plan: Plan) -> dict[Rank, int]:

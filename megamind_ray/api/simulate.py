@@ -16,7 +16,7 @@ from megamind_ray.errors import ClusterError, RequestError
 
 if TYPE_CHECKING:
     from megamind_ray.core.report import LoadReport
-    from megamind_ray.sim import ExtentFault, Simulation, WorkerLoss
+    from megamind_ray.sim import LoadFault, Simulation
 
 __all__ = ["run_simulation", "simulate"]
 
@@ -47,7 +47,7 @@ def run_simulation(
     topology: Topology | str | os.PathLike[str] | None = None,
     *,
     config: Config | None = None,
-    faults: Sequence[WorkerLoss | ExtentFault] = (),
+    faults: Sequence[LoadFault] = (),
     max_flows: int | None = None,
 ) -> Simulation:
     """As ``simulate``, with the timeline and the events of the load.

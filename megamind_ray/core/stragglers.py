@@ -120,7 +120,8 @@ class StragglerWatch:
     first look, in a ``ratio``-th of the time if what is left were shared out by their paces, and ``gain_s`` earlier.
     The slow one is judged by the most that it can have read, the others by the least. It is judged over the last
     ``window_s``, over twice, four times as long and so on: short times notice a change soon, long ones see through what
-    is under way. When it has told of one, it begins anew; it tells ``max_moves`` times at most.
+    is under way. When it has told of one, it begins anew; it tells ``max_moves`` times at most. While a node gives no
+    answer, it tells of nobody, since others wait for that one; when one is lost or joins, it begins anew.
 
     Args:
         limits: See above. With ``replan`` false it tells of nobody.
@@ -131,6 +132,7 @@ class StragglerWatch:
         self._moves_left = limits.max_moves if limits.replan else 0
         self._samples: list[_Sample] = []
         self._active_s: dict[NodeId, float] = {}
+        self._heard_s: dict[NodeId, float] = {}
         self._began_s: float | None = None
 
     def look(
@@ -148,8 +150,12 @@ class StragglerWatch:
         if not self._moves_left:
             return None
         self._began_s = now_s if self._began_s is None else self._began_s
+        if self._samples and self._samples[-1].progress.keys() != progress.keys():
+            self._samples.clear()
+        heard = progress if heard is None else heard
+        self._heard_s = {node: now_s if node in heard else self._heard_s.get(node, now_s) for node in progress}
         now = self._sample(now_s, progress)
-        found = self._judge(now, progress if heard is None else heard)
+        found = self._judge(now, heard)
         if found is not None:
             self._moves_left -= 1
             self._samples.clear()
@@ -169,6 +175,8 @@ class StragglerWatch:
 
     def _judge(self, now: _Sample, heard: Collection[NodeId]) -> SlowReader | None:
         least_s = self._limits.window_s
+        if any(now.at_s - heard_s >= least_s for heard_s in self._heard_s.values()):
+            return None
         for early in reversed(self._samples):
             passed_s = now.at_s - early.at_s
             if passed_s >= least_s:

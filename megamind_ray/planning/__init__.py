@@ -9,6 +9,7 @@ from megamind_ray.planning.geometry import BoxRows, box_rows
 from megamind_ray.planning.known_links import with_known_links, without_leaving
 from megamind_ray.planning.presets import preset, preset_names, preset_text, resolve_topology
 from megamind_ray.planning.rules import load_rules
+from megamind_ray.planning.spares import spares_beside
 from megamind_ray.planning.topology_dump import dump_topology
 from megamind_ray.planning.topology_file import load_topology, parse_topology
 
@@ -34,6 +35,7 @@ __all__ = [
     "preset_text",
     "relay_sources",
     "resolve_topology",
+    "spares_beside",
     "with_known_links",
     "without_leaving",
 ]

@@ -65,7 +65,9 @@ class Agent:
         self._peers = peers
         self._faults = dict(faults)
         self._planned: ReadQueue[Unit] = ReadQueue()
-        self._relaying: set[NodeId] = set()
+        self._queues = [self._planned]
+        self._reading: list[Task] = []
+        self._relaying: dict[NodeId, list[Task]] = {}
         self._requests = world.request_limit()
 
     def start(self) -> None:
@@ -84,8 +86,13 @@ class Agent:
 
     @property
     def reads(self) -> ReadProgress:
-        """How far it is with what it reads as planned."""
-        return self._planned.progress
+        """How far it is with all that it reads."""
+        parts = [queue.progress for queue in self._queues]
+        return ReadProgress(
+            done_bytes=sum(part.done_bytes for part in parts),
+            begun_bytes=sum(part.begun_bytes for part in parts),
+            waiting_bytes=sum(part.waiting_bytes for part in parts),
+        )
 
     def read_again(self, units: Iterable[Unit], ranks: Collection[Rank]) -> None:
         """Reads units for these ranks; what the node has still before it is left to that."""
@@ -95,7 +102,8 @@ class Agent:
             if any(not block.bytes_of.keys().isdisjoint(ranks) for block in unit.blocks)
             and not self._is_pending(unit, ranks)
         ]
-        self._read_all(ReadQueue(), fragment, frozenset(ranks))
+        self._queues.append(ReadQueue())
+        self._read_all(self._queues[-1], fragment, frozenset(ranks))
 
     def relay_from(self, peer: NodeId, *, passes_on: bool = False) -> None:
         """Takes in blocks that another node has for ranks of this one, until the load ends.
@@ -108,10 +116,36 @@ class Agent:
             self._sides = tuple(sorted({*self._sides, *self._world.routes.line.sides(self.node, [peer])}))
             self.pool.divide(self._sides)
         if peer not in self._relaying and peer in self._peers:
-            self._relaying.add(peer)
             self.num_relays += RELAY_FETCHES
-            for _ in range(RELAY_FETCHES):
-                Task(self._relay(peer))
+            self._relaying[peer] = [Task(self._relay(peer)) for _ in range(RELAY_FETCHES)]
+
+    def silenced(self, peer: NodeId) -> None:
+        """Another node is gone: nothing comes from it any more. What was on its way holds no credit from now on."""
+        for task in self._relaying.get(peer, ()):
+            task.end()
+
+    def end(self) -> None:
+        """Its node is gone."""
+        for tasks in (self._reading, *self._relaying.values()):
+            for task in tasks:
+                task.end()
+
+    def reroute(self, lost: NodeId, moved: Collection[Rank], sources: Iterable[NodeId]) -> None:
+        """A node was given up: what was for it, or through it, goes past it (``actors.agent_load``).
+
+        Args:
+            lost: The node.
+            moved: Ranks that lived there.
+            sources: Nodes that this one is to take blocks from.
+        """
+        sources = tuple(sources)
+        self._sides = tuple(sorted({*self._sides, *self._world.routes.line.sides(self.node, sources)}))
+        self.pool.divide(self._sides)
+        line = self._world.routes.line
+        self.pool.lose(lost, lambda ranks: self._consumers([rank for rank in ranks if rank not in moved], line))
+        self.silenced(lost)
+        for peer in sources:
+            self.relay_from(peer)
 
     def _is_pending(self, unit: Unit, ranks: Collection[Rank]) -> bool:
         """Whether its own program is still to publish all blocks of the unit that these ranks need."""
@@ -122,7 +156,7 @@ class Agent:
         units = tuple(units)
         if queue.add((unit.extent, unit.nbytes, unit) for unit in units):
             for _ in range(min(self._world.num_threads(self.node), len(units))):
-                Task(self._read_units(queue, ranks))
+                self._reading.append(Task(self._read_units(queue, ranks)))
 
     def _read_units(self, queue: ReadQueue[Unit], ranks: frozenset[Rank] | None) -> Steps:
         """One thread."""
@@ -130,9 +164,8 @@ class Agent:
             yield from self._read_and_publish(queue, unit, ranks)
 
     def _read_and_publish(self, queue: ReadQueue[Unit], unit: Unit, ranks: frozenset[Rank] | None) -> Steps:
-        takers = [(block, self._takers(block, ranks)) for block in unit.blocks]
-        takers = [(block, consumers) for block, consumers in takers if consumers]
-        reserved = sum(block.nbytes for block, _ in takers)
+        blocks = [block for block in unit.blocks if self._takers(block, ranks)]
+        reserved = sum(block.nbytes for block in blocks)
         clock = self._world.clock
         begin_s = clock.now_s
         yield from self.pool.reserve(reserved)
@@ -153,22 +186,23 @@ class Agent:
             self.bytes_again += unit.nbytes
         else:
             self.bytes_read += unit.nbytes
-        yield from self._publish_all(unit, takers)
+        yield from self._publish_all(unit, blocks, ranks)
         queue.end(unit.extent)
         self.reading_s += clock.now_s - begin_s
 
-    def _publish_all(self, unit: Unit, takers: list[tuple[Block, list[tuple[Consumer, tuple[Rank, ...]]]]]) -> Steps:
+    def _publish_all(self, unit: Unit, blocks: Sequence[Block], ranks: frozenset[Rank] | None) -> Steps:
         world = self._world
         begin_s, cut_s, nbytes = world.clock.now_s, 0.0, 0
         width = world.width(unit)
-        for block, consumers in takers:
+        for block in blocks:
             block_bytes = block_class(block)
             for run_bytes, size in block.cuts:
                 flow_s = world.clock.now_s
                 yield world.fluid.flow(world.lane("cut", self.node, run_bytes, block_bytes, width=width)[0], size)
                 cut_s += (world.clock.now_s - flow_s) * world.cut_share(self.node, run_bytes, block_bytes)
             nbytes += block.nbytes
-            self.pool.publish(PooledBlock(block, block.nbytes, "read"), consumers)
+            # A node may have been given up since the read began.
+            self.pool.publish(PooledBlock(block, block.nbytes, "read"), self._takers(block, ranks))
         # Blocks are cut and put in turns; one span of each is what a reader of the timeline wants to see.
         middle_s, track = begin_s + cut_s, world.tracks[self.node].pool
         world.recorder.span(track, "cut", begin_s, middle_s, nbytes, unit.extent)
@@ -205,9 +239,19 @@ class Agent:
     def _take_in(self, peer: NodeId, letter: Letter) -> Steps:
         """Puts a replica of another node's block into this node's pool, for its ranks and those of nodes further on."""
         world, block, nbytes = self._world, letter.entry.block, letter.entry.nbytes
-        clock = world.clock
         budget = world.routes.line.budget(self.node, peer, self._sides)
         yield from self.pool.reserve(nbytes, budget)
+        try:
+            yield from self._fetch(peer, letter)
+        except GeneratorExit:
+            self.pool.give_back(nbytes, budget)
+            raise
+        consumers = self._consumers(letter.ranks, world.routes.line)
+        self.pool.publish(PooledBlock(block, nbytes, budget), [one for one in consumers if self._is_on(one[0], peer)])
+
+    def _fetch(self, peer: NodeId, letter: Letter) -> Steps:
+        world, block, nbytes = self._world, letter.entry.block, letter.entry.nbytes
+        clock = world.clock
         begin_s = clock.now_s
         lane, latency_s = world.lane("wire", peer, self.node)
         yield clock.sleep(latency_s * block.parts)
@@ -216,5 +260,8 @@ class Agent:
         world.recorder.span(world.tracks[self.node].wire, "wire", begin_s, there_s, nbytes)
         yield world.fluid.flow(world.lane("put", self.node, block_class(block))[0], nbytes)
         world.recorder.span(world.tracks[self.node].pool, "put", there_s, clock.now_s, nbytes)
-        self.pool.publish(PooledBlock(block, nbytes, budget), self._consumers(letter.ranks, world.routes.line))
         self.relaying_s += clock.now_s - begin_s
+
+    def _is_on(self, consumer: Consumer, source: NodeId) -> bool:
+        """Whether a block that came from a node goes on to this consumer: never back the way it came."""
+        return not isinstance(consumer, str) or self._world.routes.line.is_beyond(self.node, source, NodeId(consumer))

@@ -7,8 +7,9 @@ looks for failures every ``PLANNER_LOOK_S``, and does one thing at a time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from megamind_ray.config import Config
@@ -17,14 +18,15 @@ from megamind_ray.core import instructions as ins
 from megamind_ray.core.event_log import LogEntry
 from megamind_ray.core.exchange import PLANNER_LOOK_S
 from megamind_ray.core.ids import Generation, NodeId, Rank
-from megamind_ray.core.load_machine import LoadMachine, LoadState
+from megamind_ray.core.load_machine import LoadFacts, LoadMachine, LoadState, RankState
+from megamind_ray.core.node_loss import Lacking
 from megamind_ray.core.report import Fault
 from megamind_ray.core.stragglers import StragglerWatch
 from megamind_ray.core.timeline import Mark
 from megamind_ray.errors import MegamindError, SourceError
 from megamind_ray.sim.agent import Agent
-from megamind_ray.sim.clock import Action, Signal, Steps, Task
-from megamind_ray.sim.faults import ExtentFault, Failure, WorkerLoss
+from megamind_ray.sim.clock import Action, Signal, Steps, Wait
+from megamind_ray.sim.faults import ExtentFault, Failure, LoadFault, NodeLoss, WorkerLoss
 from megamind_ray.sim.history import StepSeries
 from megamind_ray.sim.rank import RankRun
 from megamind_ray.sim.world import World
@@ -48,14 +50,16 @@ class Driver:
 
     Args:
         world: What it works in.
+        facts: What the machine knows of the plan.
         config: Deadlines and bounds.
-        agents: By node.
+        new_agent: Makes the agent of a node.
         faults: What is to go wrong.
 
     Attributes:
         machine: Decides.
         log: Every event, when it was handled, and what the machine said.
-        agents: By node.
+        agents: By node, those that have a part in the load.
+        lost: Agents of nodes that were given up.
         ranks: The last run of each rank.
         series: By rank, bytes in its arena over time.
         recorded: Faults, for the report.
@@ -66,11 +70,12 @@ class Driver:
     def __init__(
         self,
         world: World,
+        facts: LoadFacts,
         config: Config,
-        agents: dict[NodeId, Agent],
-        faults: Sequence[WorkerLoss | ExtentFault],
+        new_agent: Callable[[NodeId, dict[NodeId, Agent], dict[int, ExtentFault]], Agent],
+        faults: Sequence[LoadFault],
     ) -> None:
-        self.machine = LoadMachine(world.work.facts(max_worker_restarts=config.load.max_worker_restarts))
+        self.machine = LoadMachine(facts)
         self.log: list[LogEntry] = []
         self.ranks: dict[Rank, RankRun] = {}
         self.series = {Rank(rank): StepSeries(world.max_samples) for rank in range(len(world.work.node_of_rank))}
@@ -79,7 +84,12 @@ class Driver:
         self.ended_s = 0.0
         self._world = world
         self._config = config
-        self.agents = agents
+        self._new_agent = new_agent
+        self.agents: dict[NodeId, Agent] = {}
+        self.lost: list[Agent] = []
+        self._gone = [fault for fault in faults if isinstance(fault, NodeLoss)]
+        self._noticed_s: dict[NodeId, float] = {}
+        self._silent: deque[NodeId] = deque()
         self._losses = [fault for fault in faults if isinstance(fault, WorkerLoss)]
         self._extent_faults = [fault for fault in faults if isinstance(fault, ExtentFault)]
         self._watch = StragglerWatch(config.straggler)
@@ -96,9 +106,14 @@ class Driver:
 
     def steps(self) -> Steps:
         """The whole load, as steps of a task."""
+        for node in self.machine.nodes:
+            self._add(node)
         for loss in self._losses:
             self._world.clock.at(loss.at_s, self._killer(loss))
+        for gone in self._gone:
+            self._world.clock.at(gone.at_s, partial(self._go, gone))
         yield self._world.clock.sleep(self._call_s)  # programs are handed to all agents at once
+        self._look()
         self._events.append(ev.LoadStarted())
         while self.machine.state in (LoadState.PLANNED, LoadState.RUNNING):
             if not self._events:
@@ -118,21 +133,20 @@ class Driver:
             case ins.StartRank(rank=rank, generation=generation):
                 clock.at(clock.now_s + self._call_s / 2, self._starter(rank, generation))
             case ins.StartReads(node=node):
-                clock.at(clock.now_s + self._call_s / 2, self.agents[node].start)
-                yield clock.sleep(self._call_s)
+                clock.at(clock.now_s + self._call_s / 2, partial(self._start_reads, node))
+                yield from self._call(node)
             case ins.ReplaceWorker(rank=rank, generation=generation):
-                self._agent_of(rank).pool.retire(rank, Generation(generation - 1))
-                yield clock.sleep(self._restart_s.get(rank, 0.0) + self._call_s)
-                self._agent_of(rank).pool.reset(rank, generation)
-                self._events.append(ev.WorkerReady(rank=rank, generation=generation))
+                yield from self._replace(rank, generation)
             case ins.ReadAgain():
                 yield from self._read_again(instruction)
             case ins.TakeBack(node=node, keep_bytes=keep_bytes):
-                yield clock.sleep(self._call_s)
-                extents = self.agents[node].take_back(keep_bytes)
-                self._events.append(ev.ReadsTakenBack(node=node, extents=extents))
+                if (yield from self._call(node)):
+                    extents = self.agents[node].take_back(keep_bytes)
+                    self._events.append(ev.ReadsTakenBack(node=node, extents=extents))
             case ins.ReadInstead():
                 yield from self._read_instead(instruction)
+            case ins.DropNode():
+                yield from self._drop(instruction)
             case ins.RecordFault(fault=fault):
                 self.recorded.append(replace(fault, at_s=clock.now_s))
                 self._world.recorder.marks.append(Mark(at_s=clock.now_s, kind=fault.kind, text=fault.where))
@@ -142,31 +156,120 @@ class Driver:
                 pass
 
     def _read_again(self, instruction: ins.ReadAgain) -> Steps:
-        clock, work = self._world.clock, self._world.work
-        for home in sorted({self._world.routes.homes[rank] for rank in instruction.ranks} - {instruction.node}):
-            yield clock.sleep(self._call_s)
-            self.agents[home].relay_from(instruction.node)
-        yield clock.sleep(self._call_s)
-        units = [work.unit(extent) for extent in instruction.extents]
-        self.agents[instruction.node].read_again(units, instruction.ranks)
+        work, node = self._world.work, instruction.node
+        for home in sorted({self._world.routes.homes[rank] for rank in instruction.ranks} - {node}):
+            if (yield from self._call(home)):
+                self.agents[home].relay_from(node)
+        if (yield from self._call(node)):
+            self.agents[node].read_again([work.unit(extent) for extent in instruction.extents], instruction.ranks)
 
     def _read_instead(self, order: ins.ReadInstead) -> Steps:
-        clock, work = self._world.clock, self._world.work
-        units = [work.unit(extent) for extent in order.extents]
-        yield clock.sleep(self._call_s)  # all are told at once whom to take blocks from
-        for source, target in self._world.routes.hops(order.node, units):
-            self.agents[target].relay_from(source, passes_on=True)
+        units = [self._world.work.unit(extent) for extent in order.extents]
+        sources = self._world.routes.give(order.node, units)
+        answering = yield from self._call_all(sources)
+        for node in answering:
+            for source in sources[node]:
+                self.agents[node].relay_from(source, passes_on=True)
+        if (yield from self._call(order.node)):
+            self.agents[order.node].read_instead(units)
+
+    def _drop(self, drop: ins.DropNode) -> Steps:
+        """Tells all others, puts ranks in their new places, and asks all ranks what they lack by then."""
+        lost = self.agents.pop(drop.node)
+        self.lost.append(lost)
+        sources = self._world.routes.drop(drop)
+        for node in drop.joins:
+            self._add(node)
+        for move in drop.moves:
+            self._results.discard(move.rank)
+            self._world.move(move.rank, move.node, move.gpu)
+        yield from self._call_all(drop.joins)
+        # What is under way to ranks that moved may come from anywhere.
+        anywhere = {*drop.joins, *(move.node for move in drop.moves)}
+        moved = {move.rank for move in drop.moves}
+        for node in (yield from self._call_all(self.agents)):
+            whence = [one for one in self.agents if one != node] if node in anywhere else sources.get(node, ())
+            self.agents[node].reroute(drop.node, moved, whence)
+        ready = []
+        for move in drop.moves:
+            if (yield from self._call(move.node)):
+                self.agents[move.node].pool.reset(move.rank, move.generation)
+                ready.append(ev.WorkerReady(rank=move.rank, generation=move.generation))
+        yield self._world.clock.sleep(self._call_s)
+        self._events.append(ev.NodeDropped(node=drop.node, lacking=self._lacking()))
+        self._events += ready
+
+    def _lacking(self) -> tuple[Lacking, ...]:
+        """What each rank that loads has not got yet; those on a node that is gone do not answer."""
+        return tuple(
+            Lacking(rank=rank, generation=run.generation, extents=run.missing)
+            for rank, run in sorted(self.ranks.items())
+            if self.machine.ranks[rank] is RankState.LOADING and not run.is_dead
+        )
+
+    def _replace(self, rank: Rank, generation: Generation) -> Steps:
+        home = self._world.routes.homes[rank]
+        self.agents[home].pool.retire(rank, Generation(generation - 1))
+        yield self._world.clock.sleep(self._restart_s.get(rank, 0.0))
+        if (yield from self._call(home)):
+            self.agents[home].pool.reset(rank, generation)
+            self._events.append(ev.WorkerReady(rank=rank, generation=generation))
+
+    def _call(self, node: NodeId) -> Generator[Wait, None, bool]:
+        """Steps of a call to a node's agent; gives whether it answers."""
+        return bool((yield from self._call_all([node])))
+
+    def _call_all(self, nodes: Iterable[NodeId]) -> Generator[Wait, None, list[NodeId]]:
+        """Steps of calls to several agents at a time; gives those that answer. The others are waited for until lost."""
+        clock = self._world.clock
         yield clock.sleep(self._call_s)
-        self.agents[order.node].read_instead(units)
+        answering = []
+        for node in tuple(nodes):
+            if node in self._noticed_s:
+                yield clock.sleep(max(0.0, self._noticed_s[node] - clock.now_s))
+                self._events.append(self._loss(node))
+            else:
+                answering.append(node)
+        return answering
+
+    def _add(self, node: NodeId) -> None:
+        self.agents[node] = self._new_agent(node, self.agents, self.faults_on(node))
+
+    def _start_reads(self, node: NodeId) -> None:
+        if node not in self._noticed_s:
+            self.agents[node].start()
+
+    def _go(self, gone: NodeLoss) -> None:
+        """A node goes; the planner hears of it later."""
+        clock, node = self._world.clock, gone.node
+        self._noticed_s[node] = clock.now_s + gone.noticed_after_s
+        for agent in self.agents.values():
+            agent.silenced(node)
+        if node in self.agents:
+            self.agents[node].end()
+        for rank, run in self.ranks.items():
+            if self._world.routes.homes[rank] == node:
+                run.end()
+        clock.at(self._noticed_s[node], partial(self._notice, node))
+
+    def _notice(self, node: NodeId) -> None:
+        self._silent.append(node)
+        self._news.notify()
+
+    def _loss(self, node: NodeId) -> ev.AgentLost:
+        return ev.AgentLost(node=node, reason="no sign of life (simulated)")
 
     def _collect(self) -> Steps:
         """Waits a moment for ranks to end, then asks everybody how they are."""
         clock = self._world.clock
-        if not self._ended:
+        if not self._ended and not self._silent:
             woken = Signal()
             clock.at(clock.now_s + PLANNER_LOOK_S, woken.notify)
             self._news = woken
             yield woken.wait
+        if self._silent:
+            self._events.append(self._loss(self._silent.popleft()))
+            return
         if self._ended:
             yield from self._rank_ended(self._ended.popleft())
             return
@@ -192,8 +295,14 @@ class Driver:
     def _make_sure_of_all(self) -> Steps:
         """Before the last rank counts as done: whether the others, some done for long, still live."""
         yield self._world.clock.sleep(self._call_s)
-        for rank, run in self.ranks.items():
-            if run.is_dead:
+        for rank, run in list(self.ranks.items()):
+            if not run.is_dead:
+                continue
+            home = self._world.routes.homes[rank]
+            if home in self._noticed_s:
+                self._results.discard(rank)
+                yield from self._call(home)
+            else:
                 self._lost(rank, _DIED)
 
     def _lost(self, rank: Rank, reason: str) -> None:
@@ -210,7 +319,13 @@ class Driver:
             self._report(agent.node, agent.failures)
         for run in self.ranks.values():
             self._report((run.rank, run.generation), run.failures)
-        slow = self._watch.look(self._world.clock.now_s, {agent.node: agent.reads for agent in self.agents.values()})
+        self._look()
+
+    def _look(self) -> None:
+        """Whether a reader is slow."""
+        heard = [node for node in self.agents if node not in self._noticed_s]
+        progress = {node: agent.reads for node, agent in self.agents.items()}
+        slow = self._watch.look(self._world.clock.now_s, progress, heard=heard)
         if slow is not None:
             self._events.append(ev.ReaderSlow(node=slow.node, paces=slow.paces))
 
@@ -232,7 +347,7 @@ class Driver:
         moved = (
             len(self._results),
             sum(run.bytes_done for run in self.ranks.values()),
-            sum(agent.bytes_read for agent in self.agents.values()),
+            sum(agent.bytes_read for agent in (*self.agents.values(), *self.lost)),
         )
         now_s, stall_s = self._world.clock.now_s, self._config.deadlines.stall_s
         if moved != self._moved:
@@ -244,6 +359,8 @@ class Driver:
         agent = self._agent_of(rank)
 
         def start() -> None:
+            if agent.node in self._noticed_s:
+                return
             self.ranks[rank] = RankRun(
                 rank,
                 generation,
@@ -284,12 +401,3 @@ class Driver:
 
     def _agent_of(self, rank: Rank) -> Agent:
         return self.agents[self._world.routes.homes[rank]]
-
-
-def run_driver(world: World, driver: Driver) -> float:
-    """Runs a load to its end; gives the seconds that it took."""
-    task = Task(driver.steps())
-    while not task.is_done and world.fluid.advance():
-        pass
-    assert task.is_done, "the planner looks around for ever"
-    return driver.ended_s

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from megamind_ray.core.ids import ExtentId, NodeId, Rank
 
-__all__ = ["ExtentFault", "Failure", "WorkerLoss"]
+__all__ = ["ExtentFault", "Failure", "LoadFault", "NodeLoss", "WorkerLoss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,21 @@ class WorkerLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoss:
+    """A node goes without a word, with all that runs and lies there.
+
+    Attributes:
+        node: Which.
+        at_s: When, in seconds from the start of the load.
+        noticed_after_s: Until the planner gives it up: ``deadlines.silence_s`` and a look.
+    """
+
+    node: NodeId
+    at_s: float
+    noticed_after_s: float = 8.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExtentFault:
     """A node gives up on an extent, the first time it reads it.
 
@@ -41,6 +57,9 @@ class ExtentFault:
     node: NodeId
     after_s: float = 1.0
     retryable: bool = True
+
+
+LoadFault: TypeAlias = WorkerLoss | NodeLoss | ExtentFault
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from megamind_ray.config import Config
 from megamind_ray.core.event_log import EventLog
 from megamind_ray.core.exchange import RELAY_SHARE
 from megamind_ray.core.ids import NodeId, Rank
+from megamind_ray.core.load_machine import LoadFacts
 from megamind_ray.core.plan import Plan
 from megamind_ray.core.report import Kept, LoadReport
 from megamind_ray.core.timeline import Timeline
@@ -18,9 +19,11 @@ from megamind_ray.core.topology import Topology
 from megamind_ray.errors import RequestError
 from megamind_ray.planning.bound import plan_bound
 from megamind_ray.planning.capacity import choose_keep_blocks, pool_budget_bytes
+from megamind_ray.planning.spares import spares_beside
 from megamind_ray.sim.agent import Agent
-from megamind_ray.sim.driver import Driver, run_driver
-from megamind_ray.sim.faults import ExtentFault, WorkerLoss
+from megamind_ray.sim.clock import Task
+from megamind_ray.sim.driver import Driver
+from megamind_ray.sim.faults import ExtentFault, LoadFault, NodeLoss, WorkerLoss
 from megamind_ray.sim.outcome import Outcome, build_report, build_timeline
 from megamind_ray.sim.plan_work import cut_work
 from megamind_ray.sim.work import Work
@@ -57,7 +60,7 @@ def simulate_plan(
     topology: Topology,
     config: Config,
     *,
-    faults: Sequence[WorkerLoss | ExtentFault] = (),
+    faults: Sequence[LoadFault] = (),
     max_flows: int = MAX_FLOWS,
     exact: bool = False,
     started_at: str = "",
@@ -83,9 +86,11 @@ def simulate_plan(
         MegamindError: What the load machine gives a load up with.
     """
     places = _places(plan, topology)
-    _check_faults(plan, faults)
+    _check_faults(plan, topology, faults)
+    spares = spares_beside(plan, topology) if any(isinstance(fault, NodeLoss) for fault in faults) else ()
     kept = choose_keep_blocks(plan, topology, config) if plan.keep else {}
-    credit = _credit_bytes(plan, topology, config, kept)
+    taking_part = _nodes_of(plan) | {spare.node for spare in spares}
+    credit = _credit_bytes(plan, topology, config, kept, taking_part)
     work = cut_work(
         plan,
         max_flows=2**62 if exact else max_flows,
@@ -100,11 +105,20 @@ def simulate_plan(
         is_referenced=plan.is_referenced,
         chunk_bytes=plan.chunk_bytes,
         max_samples=_max_samples(work),
+        spares={spare.node for spare in spares},
     )
     bound = plan_bound(plan, world.model)
     if not exact:
         world.fluid.resolution_s = bound.seconds / _num_moments(work)
-    driver = _run(world, config, credit, faults)
+    ranks = plan.tables["ranks"]
+    facts = replace(
+        work.facts(max_worker_restarts=config.load.max_worker_restarts),
+        home=work.node_of_rank,
+        arena_bytes=tuple(ranks["arena_bytes"].to_pylist()),
+        line=plan.line,
+        spares=spares,
+    )
+    driver = _run(world, facts, config, credit, faults)
     if driver.error is not None:
         raise driver.error
     outcome = Outcome(
@@ -112,7 +126,7 @@ def simulate_plan(
         world=world,
         driver=driver,
         bound=bound,
-        kept=_kept(plan, kept),
+        kept=_kept(plan, {node: blocks for node, blocks in kept.items() if node in driver.agents}),
         credit_bytes=credit,
         started_at=started_at,
     )
@@ -124,13 +138,16 @@ def simulate_plan(
 
 
 def _run(
-    world: World, config: Config, credit: Mapping[NodeId, int], faults: Sequence[WorkerLoss | ExtentFault]
+    world: World, facts: LoadFacts, config: Config, credit: Mapping[NodeId, int], faults: Sequence[LoadFault]
 ) -> Driver:
-    agents: dict[NodeId, Agent] = {}
-    driver = Driver(world, config, agents, faults)
-    for node in world.work.nodes:
-        agents[node] = Agent(node, world, credit_bytes=credit[node], peers=agents, faults=driver.faults_on(node))
-    run_driver(world, driver)
+    def new_agent(node: NodeId, agents: Mapping[NodeId, Agent], failing: Mapping[int, ExtentFault]) -> Agent:
+        return Agent(node, world, credit_bytes=credit[node], peers=agents, faults=failing)
+
+    driver = Driver(world, facts, config, new_agent, faults)
+    task = Task(driver.steps())
+    while not task.is_done and world.fluid.advance():
+        pass
+    assert task.is_done, "the planner looks around for ever"
     return driver
 
 
@@ -161,12 +178,15 @@ def _nodes_of(plan: Plan) -> set[NodeId]:
     return {NodeId(name) for table in ("ranks", "extents") for name in plan.tables[table]["node"].unique().to_pylist()}
 
 
-def _check_faults(plan: Plan, faults: Sequence[WorkerLoss | ExtentFault]) -> None:
+def _check_faults(plan: Plan, topology: Topology, faults: Sequence[LoadFault]) -> None:
     num_extents, nodes = len(plan.tables["extents"]), _nodes_of(plan)
     for fault in faults:
         if isinstance(fault, WorkerLoss):
             if fault.rank not in plan.parallel.ranks:
                 raise RequestError(f"fault on rank {fault.rank}: the plan has ranks 0 to {plan.parallel.world - 1}")
+        elif isinstance(fault, NodeLoss):
+            if fault.node not in {node.id for node in topology.nodes}:
+                raise RequestError(f"fault of node {fault.node!r}: topology {topology.name!r} lacks it")
         elif not 0 <= fault.extent < num_extents or fault.node not in nodes:
             raise RequestError(
                 f"fault of extent {fault.extent} on node {fault.node!r}: the plan has extents 0 to {num_extents - 1} "
@@ -175,14 +195,14 @@ def _check_faults(plan: Plan, faults: Sequence[WorkerLoss | ExtentFault]) -> Non
 
 
 def _credit_bytes(
-    plan: Plan, topology: Topology, config: Config, kept: Mapping[NodeId, np.ndarray]
+    plan: Plan, topology: Topology, config: Config, kept: Mapping[NodeId, np.ndarray], nodes: Collection[NodeId]
 ) -> dict[NodeId, int]:
     """By node, what blocks on their way may take of its pool, as the planner gives it."""
     sizes = plan.tables["blocks"]["nbytes"].to_numpy()
     return {
         node.id: pool_budget_bytes(node, config) - (int(sizes[kept[node.id]].sum()) if node.id in kept else 0)
         for node in topology.nodes
-        if node.id in _nodes_of(plan)
+        if node.id in nodes
     }
 
 

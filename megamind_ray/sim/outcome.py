@@ -55,7 +55,7 @@ def build_report(outcome: Outcome) -> LoadReport:
     """The report of a simulated load."""
     plan, world, driver = outcome.plan, outcome.world, outcome.driver
     runs = [driver.ranks[rank] for rank in sorted(driver.ranks)]
-    agents = driver.agents.values()
+    agents = (*driver.agents.values(), *driver.lost)
     bytes_read = sum(agent.bytes_read for agent in agents) + sum(run.bytes_read for run in runs)
     seconds = {"manifest": 0.0, "plan": 0.0, "transfer": outcome.seconds, "total": outcome.seconds}
     utilisation = _utilisation(outcome)
@@ -92,7 +92,7 @@ def build_timeline(outcome: Outcome) -> Timeline:
     samples: dict[str, Iterable[tuple[float, float]]] = {
         name: world.history.samples(column, end_s) for column, name in enumerate(world.meters)
     }
-    samples |= {world.tracks[node].host: agent.pool.series for node, agent in driver.agents.items()}
+    samples |= {world.tracks[agent.node].host: agent.pool.series for agent in (*driver.agents.values(), *driver.lost)}
     samples |= {device_series(rank): series for rank, series in driver.series.items()}
     return world.recorder.timeline(samples, _limits(outcome), max_spans=_MAX_SPANS)
 
@@ -107,14 +107,17 @@ def _utilisation(outcome: Outcome) -> list[float]:
 
 
 def _rank_reports(outcome: Outcome) -> tuple[RankReport, ...]:
-    plan = outcome.plan
+    plan, topology = outcome.plan, outcome.world.topology
     counts = np.bincount(plan.tables["views"]["rank"].to_numpy(), minlength=plan.parallel.world).tolist()
     reports = []
     for row in plan.tables["ranks"].to_pylist():
-        run = outcome.driver.ranks[row["rank"]]
+        run, place = outcome.driver.ranks[row["rank"]], outcome.world.places[row["rank"]]
+        node = topology.nodes[place.node]
         reports.append(
             RankReport(
-                **{name: row[name] for name in ("rank", "pp", "dp", "tp", "node", "gpu", "arena_bytes")},
+                **{name: row[name] for name in ("rank", "pp", "dp", "tp", "arena_bytes")},
+                node=node.id,
+                gpu=node.gpus[place.gpu].index,
                 num_tensors=counts[row["rank"]],
                 bytes_to_device=run.bytes_done,
                 bytes_direct=run.bytes_direct,
@@ -136,7 +139,7 @@ def _notes(outcome: Outcome) -> list[str]:
 def _limits(outcome: Outcome) -> dict[str, float]:
     world, limits = outcome.world, dict[str, float]()
     capacity = {(resource.kind, resource.where): resource.capacity for resource in world.model.resources}
-    for node in world.work.nodes:
+    for node in world.tracks:
         item = world.topology.nodes[world.node_index[node]]
         incoming = capacity[ResourceKind.NIC_IN, node]
         shared = min(incoming, capacity.get((ResourceKind.STORAGE, ""), incoming))

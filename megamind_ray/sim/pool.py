@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -45,6 +45,13 @@ class _Mailbox:
     generation: int = 0
     retired: bool = False
     changed: Signal = field(default_factory=Signal)
+
+    def emptied(self) -> list[Letter]:
+        """What was in it, or handed and not acked; nothing is left."""
+        letters = [*self.queue, *sorted(self.handed, key=lambda letter: letter.entry.block.block)]
+        self.queue.clear()
+        self.handed.clear()
+        return letters
 
 
 class Pool:
@@ -110,6 +117,9 @@ class Pool:
         entry.waiting = len(consumers)
         if not consumers:
             self.give_back(entry.nbytes, entry.budget)
+        self._post(entry, consumers)
+
+    def _post(self, entry: PooledBlock, consumers: Sequence[tuple[Consumer, tuple[Rank, ...]]]) -> None:
         for consumer, ranks in consumers:
             mailbox = self._mailbox(consumer)
             if mailbox.retired:
@@ -162,6 +172,24 @@ class Pool:
             mailbox.retired = True
             self._empty(mailbox)
 
+    def lose(
+        self, node: NodeId, instead: Callable[[tuple[Rank, ...]], Sequence[tuple[Consumer, tuple[Rank, ...]]]]
+    ) -> None:
+        """Gives a node up: what it had yet to take or to ack goes to others, and it gets nothing more.
+
+        Args:
+            node: Which.
+            instead: By the ranks that it was to take a block for, who takes it for which of them now.
+        """
+        mailbox = self._mailbox(node)
+        letters = mailbox.emptied()
+        mailbox.retired = True
+        for letter in letters:
+            others = instead(letter.ranks)
+            letter.entry.waiting += len(others)
+            self._post(letter.entry, others)
+            self._count_down(letter.entry)
+
     def was_published(self, block: int) -> bool:
         """Whether the block was announced at least once."""
         return block in self._published
@@ -173,10 +201,7 @@ class Pool:
         return mailbox
 
     def _empty(self, mailbox: _Mailbox) -> None:
-        letters = [*mailbox.queue, *sorted(mailbox.handed, key=lambda letter: letter.entry.block.block)]
-        mailbox.queue.clear()
-        mailbox.handed.clear()
-        for letter in letters:
+        for letter in mailbox.emptied():
             self._count_down(letter.entry)
 
     def _count_down(self, entry: PooledBlock) -> None:

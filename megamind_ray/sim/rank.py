@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from math import ceil
 
 from megamind_ray.core.exchange import RANK_BATCH
-from megamind_ray.core.ids import Generation, Rank
+from megamind_ray.core.ids import ExtentId, Generation, Rank
 from megamind_ray.core.tracks import rank_track
 from megamind_ray.sim.agent import Agent
 from megamind_ray.sim.clock import Signal, Steps, Task, Wait
@@ -83,6 +83,12 @@ class RankRun:
     def bytes_done(self) -> int:
         """Bytes in its arena."""
         return self.bytes_direct + self.bytes_pool
+
+    @property
+    def missing(self) -> tuple[ExtentId, ...]:
+        """Extents of which some block has not arrived, ascending."""
+        work = self._world.work
+        return tuple(sorted({work.units[work.blocks[block].unit].extent for block in self._missing}))
 
     def end(self) -> None:
         """Its worker dies."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from megamind_ray.config import Config
@@ -45,6 +45,7 @@ class World:
         is_referenced: Whether chunks are checked as they are read.
         chunk_bytes: The chunk grid.
         max_samples: Most samples of a series.
+        spares: Nodes that may come to have a part in the load.
 
     Attributes:
         routes: How blocks go.
@@ -63,12 +64,13 @@ class World:
         is_referenced: bool,
         chunk_bytes: int,
         max_samples: int,
+        spares: Collection[NodeId] = (),
     ) -> None:
         self.topology = topology
         self.work = work
-        self.routes = Routes(work.node_of_rank, work.line)
+        self.routes = Routes(work)
         self.config = config
-        self.places = places
+        self.places = dict(places)
         self.is_referenced = is_referenced
         self.max_samples = max_samples
         self.model = CostModel(topology, remote=is_remote)
@@ -77,7 +79,7 @@ class World:
         self.node_index = {node.id: index for index, node in enumerate(topology.nodes)}
         self.is_remote = is_remote
         self._chunk_bytes = chunk_bytes
-        used = [node for node in topology.nodes if node.id in work.nodes]
+        used = [node for node in topology.nodes if node.id in work.nodes or node.id in spares]
         self.tracks = {node.id: NodeTracks.of(node.id) for node in used}
         self.meters = [
             *(self.tracks[node.id].storage_rate for node in used),
@@ -94,6 +96,13 @@ class World:
         )
         self._cut_shares: dict[tuple[NodeId, int, int], float] = {}
         self._lanes: dict[tuple[str | int, ...], tuple[int, float]] = {}
+
+    def move(self, rank: Rank, node: NodeId, gpu: int) -> None:
+        """A rank runs on another GPU from now on."""
+        at = self.node_index[node]
+        self.places[rank] = Place(at, [one.index for one in self.topology.nodes[at].gpus].index(gpu))
+        for key in [key for key in self._lanes if key[1:] in (("copy", rank), ("place", rank))]:
+            del self._lanes[key]
 
     def host(self, node: NodeId) -> Host:
         """Processors and memory of a node."""

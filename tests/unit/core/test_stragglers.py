@@ -172,6 +172,20 @@ def test_a_node_that_did_not_answer_is_not_judged() -> None:
         load.read = {node: min(TOTAL, load.read[node] + rate * LOOK_S) for node, rate in load.rates.items()}
 
 
+def test_while_a_node_is_silent_nobody_is_judged_and_after_its_loss_all_begins_anew() -> None:
+    """Others wait for a node that is gone: one seems slow that is not."""
+    load = Load({A: 1000, B: 1000, C: 10})
+    times: list[float] = []
+    while load.now_s < 5 and not times:
+        gone = [B] if load.now_s >= 4 else []
+        progress = {node: load.progress(node) for node in load.rates if node not in gone}
+        if load.watch.look(load.now_s, progress, heard=[C, A] if load.now_s < 4 else None) is not None:
+            times.append(load.now_s)
+        load.now_s += LOOK_S
+        load.read = {node: min(TOTAL, load.read[node] + rate * LOOK_S) for node, rate in load.rates.items()}
+    assert times == [], "B does not answer, then it is lost, and a second has not passed since"
+
+
 def test_one_that_waits_for_credit_all_the_time_is_slow_too() -> None:
     """Its link brings nobody anything: nothing is done, nothing begun."""
     watch = StragglerWatch(LIMITS)
