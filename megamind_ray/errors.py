@@ -15,6 +15,7 @@ __all__ = [
     "ClusterError",
     "IntegrityError",
     "MegamindError",
+    "RecordError",
     "RequestError",
     "SourceError",
     "listed",
@@ -172,6 +173,20 @@ class SourceError(MegamindError):
         error = type(self)(f"{self.message} (on node {node})", file=self.file, attempts=self.attempts)
         error.__cause__ = self
         return error
+
+
+class RecordError(MegamindError):
+    """A load was done, and what was recorded of it cannot be had or written. The model stays loaded.
+
+    Attributes:
+        reason: Why, without what became of the model.
+        model: Its name.
+    """
+
+    def __init__(self, reason: str, *, model: str) -> None:
+        super().__init__(f"{reason}; the load itself was done, model {model!r} stays loaded")
+        self.reason = masked(reason)
+        self.model = model
 
 
 class ClusterError(MegamindError):

@@ -23,7 +23,7 @@ from megamind_ray.core.progress import Progress
 from megamind_ray.core.recording import LoadRecord
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.topology import Topology
-from megamind_ray.errors import ClusterError, MegamindError, RequestError
+from megamind_ray.errors import ClusterError, MegamindError, RecordError, RequestError
 from megamind_ray.planning import RuleSource
 from megamind_ray.units import format_bytes
 
@@ -124,7 +124,8 @@ class FleetClient:
                 where the load failed, just before its error is raised, of which what this raises becomes a note.
 
         Raises:
-            MegamindError: As ``Planner.load``; or it was done, and what was recorded cannot be had or was not taken.
+            MegamindError: As ``Planner.load``.
+            RecordError: It was done, and what was recorded cannot be had or was not taken.
         """
         self._require_connection()
         ticket = uuid.uuid4().hex
@@ -148,9 +149,10 @@ class FleetClient:
             try:
                 self._hand_over(ticket, on_record, report)
             except MegamindError as error:
-                raise MegamindError(
-                    f"{error.message}; the load itself was done, model {report.model!r} stays loaded"
-                ) from error
+                raise RecordError(error.message, model=report.model) from error
+            except BaseException:
+                self._call_off(ticket, ref)
+                raise
         return report
 
     def run(self, name: ModelName, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:

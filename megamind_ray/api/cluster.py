@@ -158,7 +158,7 @@ class Cluster:
             IntegrityError: Bytes are wrong.
             SourceError: Storage failed after all retries.
             ClusterError: The cluster failed. In all these cases nothing of the model is left behind.
-            MegamindError: The load was done, and its record could not be written; the model stays loaded.
+            RecordError: The load was done, and its record could not be written; the model stays loaded.
         """
         from megamind_ray.actors.messages import LoadRequest
         from megamind_ray.planning import load_topology

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from megamind_ray.config.files import read_regular
+from megamind_ray.core.output_file import write_output
 from megamind_ray.core.recording import LoadRecord
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.timeline import Timeline
@@ -89,7 +90,7 @@ def write_record(folder: Path, record: LoadRecord, report: LoadReport | None) ->
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        write_output(path, text, what="record")
     except OSError as error:
         raise MegamindError(f"record {path}: cannot be written ({error.strerror})") from error
 

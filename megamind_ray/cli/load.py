@@ -30,7 +30,7 @@ from megamind_ray.cli.options import (
     examples,
 )
 from megamind_ray.cli.output import Output
-from megamind_ray.errors import CapacityError, MegamindError, RequestError
+from megamind_ray.errors import CapacityError, MegamindError, RecordError, RequestError
 
 if TYPE_CHECKING:
     from megamind_ray.config import Config
@@ -140,6 +140,11 @@ def load_command(
 
             check_mirrors(uri, settings.io.mirrors, retry=settings.retry)
         if _starts_cluster(address):
+            if detach:
+                raise RequestError(
+                    "--detach: the Ray that this command would start ends with it, and the model with that; start one "
+                    "that stays (ray start --head, without GPUs with --num-gpus 2), then load into it"
+                )
             _check_request(uri, wanted, settings, num_gpus)
         measured = _load(uri, wanted, address, fleet_options)
         written: list[str] = []
@@ -194,9 +199,18 @@ def _load(uri: str, wanted: Mapping[str, Any], address: str | None, fleet_option
 
     cluster = connect(address, **fleet_options)
     # Anew: connecting let Ray put a handler of its own in place, which aborts the process.
-    with cluster, terminated_as_interrupt(), LoadProgress() as progress:
+    with cluster, terminated_as_interrupt(), ExitStack() as given_back, LoadProgress() as progress:
         try:
-            return cluster.load(uri, **wanted, on_progress=progress.show).report
+            model = cluster.load(uri, **wanted, on_progress=progress.show)
+            if fleet_options["lifetime"] == "job":
+                # The fleet may be one that stays, which somebody else started.
+                given_back.callback(model.unload)
+            return model.report
+        except RecordError as error:
+            if fleet_options["lifetime"] != "job":
+                raise
+            given_back.callback(cluster.unload, error.model)
+            raise MegamindError(f"{error.reason}; the load itself was done") from error
         except CapacityError as error:
             if progress.moving:
                 mark_started(error)
@@ -206,17 +220,19 @@ def _load(uri: str, wanted: Mapping[str, Any], address: str | None, fleet_option
 def _require_writable(report: Path | None) -> None:
     if report is None:
         return
-    folder = report.absolute().parent
+    from megamind_ray.core.output_file import require_output_place
+
+    folder = require_output_place(report, "--report").parent
     # By os.path, which does not fail in a folder that may not be looked into.
-    if os.path.isdir(report):  # noqa: PTH112
-        raise RequestError(f"--report {report}: is a folder; give the name of a file")
     if not os.path.isdir(folder):  # noqa: PTH112
         raise RequestError(f"--report {report}: there is no folder {folder} for this user; make it first")
 
 
 def _write_report(path: Path, report: LoadReport) -> None:
+    from megamind_ray.core.output_file import write_output
+
     try:
-        path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        write_output(path, json.dumps(report.to_json(), indent=2) + "\n", what="--report")
     except OSError as error:
         raise MegamindError(
             f"--report {path}: cannot be written ({error.strerror}); the load itself was done"

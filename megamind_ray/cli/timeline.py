@@ -91,7 +91,9 @@ def _require_own_places(out: Path | None, trace: Path | None, records: Sequence[
 
 
 def _write(path: Path, text: str) -> None:
+    from megamind_ray.core.output_file import write_output
+
     try:
-        path.write_text(text, encoding="utf-8")
+        write_output(path, text)
     except OSError as error:
         raise RequestError(f"{path}: cannot be written ({error.strerror}); name another file") from error

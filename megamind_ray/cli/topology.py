@@ -13,6 +13,7 @@ import typer
 
 from megamind_ray.cli.options import Address, AsJson, ConfigFile, Fleet, examples
 from megamind_ray.cli.output import Output, stderr_console
+from megamind_ray.core.output_file import require_output_place, write_output
 from megamind_ray.errors import MegamindError, RequestError
 from megamind_ray.report.terminal import printable
 from megamind_ray.units import parse_bytes
@@ -215,7 +216,7 @@ def _told(made: _Made, out: Path | None) -> tuple[dict[str, Any], str, Sequence[
         first, *rest = made.text.splitlines()
         return {**made.document, "file": None}, first, rest
     try:
-        out.write_text(made.text, encoding="utf-8")
+        write_output(out, made.text, what="--out")
     except OSError as error:
         raise MegamindError(f"--out {out}: cannot be written ({error.strerror}); name another file") from error
     lines = [*map(printable, made.figures), f"topology written to {out}"]
@@ -228,10 +229,8 @@ def _require_writable(out: Path) -> None:
     Raises:
         RequestError: It is a folder, or in none that can be written to.
     """
+    parent = require_output_place(out, "--out").parent
     # By os.path, which does not fail in a folder that may not be looked into.
-    if os.path.isdir(out):  # noqa: PTH112
-        raise RequestError(f"--out {out}: is a folder; name a file")
-    parent = out.absolute().parent
     if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):  # noqa: PTH112
         raise RequestError(f"--out {out}: {parent} is no folder that can be written to; name another file")
 

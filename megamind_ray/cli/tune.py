@@ -126,6 +126,12 @@ def _tune(
     if target is not None and not result.num_measured:
         notes.append(f"no profile was written to {target}, as nothing was measured; one that is there stays")
         target = None
+    elif target is not None and result.num_measured < len(result.trials) and not result.changes():
+        notes.append(
+            f"no profile was written to {target}, as only a part was measured and nothing found to change; one that is "
+            "there stays: take more --seconds"
+        )
+        target = None
     if target is not None:
         write_profile(result.profile(), target)
     notes += _use_notes(result, target, config)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megamind_ray.core.ids import NodeId
+from megamind_ray.core.output_file import write_output
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.errors import RequestError
 
@@ -172,7 +173,7 @@ class Plan:
                 with (folder / f"{name}.parquet").open("wb") as file:  # as in _read_table
                     pq.write_table(table, file)
             # Last: a folder without it is no plan.
-            (folder / "plan.json").write_text(json.dumps(header, indent=1) + "\n")
+            write_output(folder / "plan.json", json.dumps(header, indent=1) + "\n")
         except OSError as error:
             raise RequestError(f"{folder}: the plan cannot be written ({error}); give another folder") from error
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from megamind_ray.config import this_machine
+from megamind_ray.core.output_file import require_output_place, write_output
 from megamind_ray.core.profile import Measured, Profile, render_profile
 from megamind_ray.engine.tune_search import Trial, Values, median_ratio
 from megamind_ray.errors import MegamindError, RequestError
@@ -41,10 +40,9 @@ def require_writable(path: Path) -> None:
     Raises:
         RequestError: It cannot.
     """
+    target = require_output_place(path, "profile")
     # By os.path, which does not fail in a folder that may not be looked into.
-    if os.path.isdir(path):  # noqa: PTH112
-        raise RequestError(f"profile {path}: is a folder; name a file with --output")
-    parent = next(folder for folder in path.absolute().parents if os.path.exists(folder))  # noqa: PTH110
+    parent = next(folder for folder in target.parents if os.path.exists(folder))  # noqa: PTH110
     if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):  # noqa: PTH112
         raise RequestError(f"profile {path}: {parent} cannot be written to; name another file with --output")
 
@@ -53,23 +51,14 @@ def write_profile(profile: Profile, path: Path) -> None:
     """Writes a profile; whoever reads meanwhile gets the old one or the new one.
 
     Raises:
+        RequestError: Something else than a regular file is there.
         MegamindError: It cannot be written.
     """
     # A link stays one: people keep their settings in a repository.
-    target = Path(os.path.realpath(path))
+    target = require_output_place(path, "profile")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(render_profile(profile))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, target)  # noqa: PTH105 - the name came from mkstemp
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)  # noqa: PTH108
-            raise
+        write_output(target, render_profile(profile))
     except OSError as error:
         raise MegamindError(
             f"profile {path}: cannot be written ({error.strerror}); name another file with --output"

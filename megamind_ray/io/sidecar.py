@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from megamind_ray.config import IoConfig, RetryConfig
 from megamind_ray.core.location import Location, parse_location
 from megamind_ray.core.manifest import FileChecksums, FileInfo, Manifest, Reference
+from megamind_ray.core.output_file import require_output_place, write_output
 from megamind_ray.errors import IntegrityError, RequestError, SourceError
 from megamind_ray.io.filesystems import call_filesystem, fsspec_filesystem
 from megamind_ray.io.retry import call_with_retry, request_bound_s
@@ -204,8 +202,11 @@ def require_sidecar_place(path: str | os.PathLike[str]) -> None:
     location = parse_location(path)
     if location.is_web:
         raise _not_written(location, "a web server takes no files")
-    folder = os.path.dirname(location.uri) or "/"  # noqa: PTH120 - Path.is_dir fails in a folder that is closed
-    if location.is_local and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):  # noqa: PTH112
+    if not location.is_local:
+        return
+    folder = require_output_place(location.uri, "sidecar").parent
+    # By os.path, which does not fail in a folder that may not be looked into.
+    if not (os.path.isdir(folder) and os.access(folder, os.W_OK)):  # noqa: PTH112
         raise _not_written(location, "the folder is missing, or not writable for this user")
 
 
@@ -229,9 +230,11 @@ def write_sidecar(sidecar: Sidecar, path: str | os.PathLike[str], *, retry: Retr
         "files": [asdict(file) for file in sidecar.files],
     }
     raw = json.dumps(document).encode() + b"\n"
+    if location.is_local:
+        require_output_place(location.uri, "sidecar")
     try:
         if location.is_local:
-            _replace_file(Path(location.uri), raw)
+            write_output(location.uri, raw)
         else:
             _put(location, raw, retry or RetryConfig())
     except (OSError, RequestError, SourceError) as error:
@@ -323,17 +326,3 @@ def _integer(document: Mapping[str, Any], field: str) -> int:
 
 def _is_crc32(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 32
-
-
-def _replace_file(path: Path, raw: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise

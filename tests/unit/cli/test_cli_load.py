@@ -13,7 +13,7 @@ import pytest
 from megamind_ray.core.parallel import Parallel
 from megamind_ray.core.progress import Progress, RankProgress
 from megamind_ray.core.report import LoadReport, RankReport
-from megamind_ray.errors import CapacityError, ClusterError
+from megamind_ray.errors import CapacityError, ClusterError, RecordError
 
 GPU_FULL = CapacityError("GPU n0:0: out of memory", where="GPU n0:0", needed_bytes=3, free_bytes=1)
 MOVING = Progress(
@@ -42,6 +42,7 @@ def report(model: str) -> LoadReport:
 @dataclass
 class FakeModel:
     report: LoadReport
+    unload: Callable[[], None]
 
 
 @dataclass
@@ -53,6 +54,7 @@ class FakeCluster:
     connected: dict[str, Any] = field(default_factory=dict)
     loaded: dict[str, Any] = field(default_factory=dict)
     closed: int = 0
+    unloaded: list[str] = field(default_factory=list)
 
     def connect(self, address: str | None, **options: Any) -> Self:
         self.connected = {"address": address, **options}
@@ -65,7 +67,12 @@ class FakeCluster:
             on_progress(snapshot)
         if self.outcome is not None:
             raise self.outcome
-        return FakeModel(report(options["name"] or "x"))
+        name = options["name"] or "x"
+        return FakeModel(report(name), lambda: self.unload(name))
+
+    def unload(self, name: str) -> None:
+        assert not self.closed
+        self.unloaded.append(name)
 
     def __enter__(self) -> Self:
         return self
@@ -166,6 +173,38 @@ def test_a_topology_file_that_cannot_be_read_starts_nothing(
     assert result.code == 2
     assert "/no/such.toml" in result.document["error"]["message"]
     assert cluster.connected == {}
+
+
+def test_a_fleet_that_stays_gets_its_memory_back(megamind: Any, cluster: FakeCluster) -> None:
+    assert megamind("load", "x", "--name", "a").code == 0
+
+    assert (cluster.unloaded, cluster.closed) == (["a"], 1)
+
+
+def test_a_detached_model_stays(megamind: Any, cluster: FakeCluster) -> None:
+    assert megamind("load", "x", "--detach").code == 0
+
+    assert (cluster.unloaded, cluster.closed) == ([], 1)
+
+
+@pytest.mark.parametrize(("options", "unloaded"), [((), ["llama"]), (("--detach",), [])])
+def test_a_load_whose_record_cannot_be_written_is_given_back_too(
+    megamind: Any, cluster: FakeCluster, options: tuple[str, ...], unloaded: list[str]
+) -> None:
+    cluster.outcome = RecordError("record r: cannot be written (no room)", model="llama")
+
+    result = megamind("load", "x", *options)
+
+    assert (result.code, cluster.unloaded) == (1, unloaded)
+    assert ("stays loaded" in result.stderr) is bool(options)
+
+
+def test_nothing_can_stay_in_a_cluster_that_ends_with_the_command(megamind: Any, no_cluster: FakeCluster) -> None:
+    result = megamind("load", "x", "--detach", "--address", "local")
+
+    assert (result.code, no_cluster.connected) == (2, {})
+    assert "--detach: the Ray that this command would start ends with it" in result.stderr
+    assert "ray start --head" in result.stderr
 
 
 def test_a_failure_closes_the_cluster_and_exits_with_1(megamind: Any, cluster: FakeCluster) -> None:

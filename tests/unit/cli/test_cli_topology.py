@@ -116,7 +116,7 @@ def test_plan_takes_the_name_of_a_preset(megamind: Any, checkpoint: Path) -> Non
         (("topology", "--bytes", "1MiB"), "--bytes 1.00 MiB: too little to measure a disk with"),
         (("topology", "--dir", "/no/such/folder"), "--dir /no/such/folder: No such file or directory"),
         (("topology", "--out", "/no/such/folder/a.toml"), "/no/such/folder is no folder that can be written to"),
-        (("topology", "--out", "/"), "--out /: is a folder; name a file"),
+        (("topology", "--out", "/"), "--out /: is a folder; give the name of a file"),
     ],
 )
 @pytest.mark.usefixtures("small")

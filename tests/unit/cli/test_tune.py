@@ -307,6 +307,21 @@ def test_what_kept_reads_from_being_larger_is_told(
     assert result.document["num_measured"] < result.document["num_candidates"]
 
 
+def test_a_part_without_a_finding_is_no_profile(
+    megamind: Any, file: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megamind_ray.engine.tune_reads.ReadMeter._read", lambda _meter, _config: 0.002)
+    file.parent.mkdir(parents=True)
+    file.write_text("[io]\n")
+
+    result = megamind("tune", model, "--seconds", "20", "--bytes", "8MiB")
+
+    assert result.code == 0
+    assert "without a gain" in result.stdout
+    assert f"no profile was written to {file}, as only a part was measured" in result.stdout
+    assert file.read_text() == "[io]\n"
+
+
 def test_what_goes_to_other_machines_is_made_without_the_profile(megamind: Any, file: Path, checkpoint: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text("[")  # whoever looks at it fails

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,14 @@ def test_removing_says_whether_there_was_one(tmp_path: Path) -> None:
     assert not remove_profile(path / "below-a-file")
     with pytest.raises(RequestError, match="cannot be removed"):
         remove_profile(tmp_path)
+
+
+def test_a_profile_takes_the_place_of_no_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "profile.toml"
+    os.mkfifo(pipe)
+
+    for refused in (lambda: require_writable(pipe), lambda: write_profile(eight_threads(), pipe)):
+        with pytest.raises(RequestError, match="is no regular file but a pipe"):
+            refused()
+
+    assert pipe.is_fifo()

@@ -492,3 +492,24 @@ class TestDefaultPlaces:
             with pytest.raises(RequestError, match=r"megamind-checksums.json.* comes compressed"):
                 open_manifest(f"{server.uri}/one.safetensors")
             assert open_manifest(f"{server.uri}/one.safetensors", sidecar=False).reference is None
+
+
+def test_a_sidecar_is_written_through_a_link(folder: Path) -> None:
+    sidecar, (target, link) = read_sidecar(folder / "megamind-checksums.json"), (folder / "sums", folder / "link.json")
+    link.symlink_to(target)
+
+    write_sidecar(sidecar, link)
+
+    assert link.is_symlink()
+    assert read_sidecar(target).files == sidecar.files
+
+
+def test_a_sidecar_takes_the_place_of_no_pipe(folder: Path) -> None:
+    sidecar, pipe = read_sidecar(folder / "megamind-checksums.json"), folder / "pipe"
+    os.mkfifo(pipe)
+
+    for refused in (lambda: require_sidecar_place(pipe), lambda: write_sidecar(sidecar, pipe)):
+        with pytest.raises(RequestError, match="^sidecar .*pipe: is no regular file but a pipe; give the name of"):
+            refused()
+
+    assert pipe.is_fifo()
