@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import megamind_ray as mm
+from megamind_ray.api.simulate import run_simulation
+from megamind_ray.core.ids import NodeId
+from megamind_ray.sim import NodeLoss, Simulation
 from megamind_ray.testing.digests import rank_digests
 
 __all__: list[str] = []
@@ -71,12 +74,22 @@ class _Job:
             self._model = None
         return {}
 
-    def predict(self, *, uri: str, mesh: Mapping[str, int], settings: Any, topology: str) -> Answer:
-        """Seconds that the same load takes by the simulator, and where its plan puts the ranks."""
+    def predict(
+        self, *, uri: str, mesh: Mapping[str, int], settings: Any, topology: str, loss: Mapping[str, Any] | None
+    ) -> Answer:
+        """Seconds that the same load takes by the simulator, and where its plan puts the ranks; with a loss, if any."""
         config = self._config(settings)
         plan = mm.plan(uri, mm.Parallel(**mesh), topology, config=config)
-        report = mm.simulate(plan, topology, config=config)
+        whole = run_simulation(plan, topology, config=config)
+        report, lost_s = whole.report, 0.0
+        if loss is not None:
+            homes = plan.tables["ranks"]["node"].to_pylist()
+            lost_s = _read_by(whole, loss["share"])
+            node = NodeId(loss["victim"] if loss["victim"] in homes else homes[0])
+            fault = NodeLoss(node=node, at_s=lost_s, noticed_after_s=loss["noticed_after_s"])
+            report = run_simulation(plan, topology, config=config, faults=[fault]).report
         return {
+            "lost_s": lost_s,
             "seconds": report.seconds["transfer"],
             "bottleneck": report.bottleneck,
             "hosts": [str(node) for node in plan.tables["ranks"]["node"].to_pylist()],
@@ -117,6 +130,18 @@ class _Job:
         sections = {*self._settings, *more}
         merged = {name: {**self._settings.get(name, {}), **more.get(name, {})} for name in sections}
         return mm.load_config(overrides=merged, profile=False)
+
+
+def _read_by(simulation: Simulation, share: float) -> float:
+    """When this share of the bytes had come from storage."""
+    spans = simulation.timeline.spans.select(["kind", "end_s", "nbytes"]).to_pylist()
+    reads = sorted((span["end_s"], span["nbytes"]) for span in spans if span["kind"] == "read")
+    left = share * sum(nbytes for _, nbytes in reads)
+    for end_s, nbytes in reads:
+        left -= nbytes
+        if left <= 0:
+            return float(end_s)
+    return 0.0
 
 
 def main() -> None:

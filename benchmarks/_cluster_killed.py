@@ -68,7 +68,26 @@ def killed(found: Found, expected: Expected) -> None:
                 blow = _strike(session, server, order, expected, share)
             except LoadFailed as error:
                 blow = _Blow(victim="none", off_s=0.0, why=f"nobody could be switched off: {error}")
-        _rows(found, case, blow, expected, loads)
+            _rows(found, case, blow, expected, loads)
+            _predict(found, case, blow, session, order, expected, share)
+
+
+def _predict(
+    found: Found, case: str, blow: _Blow, session: Session, order: Order, expected: Expected, share: float
+) -> None:
+    """The same loss in the simulator, noticed as late: the row beside that of what was measured."""
+    name, detected_s = f"{case}: recovery beyond the lost share, predicted", blow.detected_s
+    if blow.why is not None or detected_s is None:
+        found.row(name, [], "s")
+        return
+    loss = {"victim": blow.victim, "share": share, "noticed_after_s": detected_s}
+    try:
+        answer = session.predict(order, session.bed.topology, loss)
+    except LoadFailed as error:
+        found.not_measured[name] = str(error)
+        return
+    lost_share_s = expected.checkpoint.nbytes / NIC_BYTES_PER_S
+    found.row(name, [answer["seconds"] - answer["lost_s"] - detected_s - lost_share_s], "s")
 
 
 def _strike(session: Session, server: RatedServer, order: Order, expected: Expected, share: float) -> _Blow:

@@ -245,8 +245,13 @@ class Session:
             busy=round(busy, 3),
         )
 
-    def predict(self, order: Order, topology: Topology) -> Mapping[str, Any]:
+    def predict(self, order: Order, topology: Topology, loss: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Predicted seconds, the bottleneck, and the hosts of the ranks.
+
+        Args:
+            order: The load.
+            topology: What the hosts can do.
+            loss: ``victim``, ``share`` of storage's bytes after which it goes, ``noticed_after_s``.
 
         Raises:
             LoadFailed: It cannot be planned or simulated.
@@ -255,7 +260,7 @@ class Session:
         hardware = replace(topology, nodes=tuple(node for node in topology.nodes if node.gpus or node.disks))
         path = self.bed.folder / f"topology-{time.monotonic_ns()}.toml"
         path.write_text(dump_topology(hardware))
-        return self._ask({"do": "predict", **order.to_json(), "topology": str(path)})
+        return self._ask({"do": "predict", **order.to_json(), "topology": str(path), "loss": loss})
 
     def wires(self, settings: Settings) -> Mapping[str, Any]:
         """``bytes_per_s`` from host to host by wire, and what there is to say about one that is ``missing``.

@@ -11,7 +11,8 @@ rows could not be measured for it.
 ``shared``    storage that all reach, on 1, 2 and 4 hosts
 ``racks``     two racks of two, uplinks of a quarter of a link, storage in the first rack
 ``killed``    one of three receiving hosts switched off after 30, 60, 90% of storage's bytes, a fourth is spare;
-              detection: until the load machine is told of a loss; recovery: from there to the load's end
+              detection: until the load machine is told of a loss; recovery: from there to the load's end, and as the
+              simulator has it, with the same loss noticed as late
 ``straggler`` two hosts load everything, storage is ten times slower for one of them: left alone, and with what it has
               not begun read by the others
 ``wires``     two hosts, links without a limit: what Ray's object store and NIXL bring from one to the other, in turns
