@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -26,7 +26,7 @@ from megamind_ray.core.timeline import Mark
 from megamind_ray.errors import MegamindError, SourceError
 from megamind_ray.sim.agent import Agent
 from megamind_ray.sim.clock import Action, Signal, Steps, Wait
-from megamind_ray.sim.faults import ExtentFault, Failure, LoadFault, NodeLoss, WorkerLoss
+from megamind_ray.sim.faults import Ended, ExtentFault, Failure, LoadFault, NodeLoss, WorkerLoss
 from megamind_ray.sim.history import StepSeries
 from megamind_ray.sim.rank import RankRun
 from megamind_ray.sim.world import World
@@ -34,15 +34,6 @@ from megamind_ray.sim.world import World
 __all__ = ["Driver"]
 
 _DIED: Final = "its process died (simulated)"
-
-
-@dataclass(slots=True)
-class _Ended:
-    """A rank's call that came to its end, well or not."""
-
-    rank: Rank
-    generation: Generation
-    reason: str | None = None
 
 
 class Driver:
@@ -94,7 +85,7 @@ class Driver:
         self._extent_faults = [fault for fault in faults if isinstance(fault, ExtentFault)]
         self._watch = StragglerWatch(config.straggler)
         self._events: deque[ev.Event] = deque()
-        self._ended: deque[_Ended] = deque()
+        self._ended: deque[Ended] = deque()
         self._results: set[Rank] = set()
         self._heard: dict[object, int] = {}
         self._news = Signal()
@@ -277,7 +268,7 @@ class Driver:
         self._ask()
         self._check_stall()
 
-    def _rank_ended(self, ended: _Ended) -> Steps:
+    def _rank_ended(self, ended: Ended) -> Steps:
         rank, generation = ended.rank, ended.generation
         if generation != self.machine.generations[rank]:
             return
@@ -386,16 +377,16 @@ class Driver:
                 return
             run.end()
             self._restart_s[loss.rank] = loss.restart_s
-            ended = _Ended(loss.rank, run.generation, _DIED)
+            ended = Ended(loss.rank, run.generation, _DIED)
             self._world.clock.at(self._world.clock.now_s + loss.noticed_after_s, lambda: self._tell(ended))
 
         return kill
 
     def _rank_done(self, run: RankRun) -> None:
         clock = self._world.clock
-        clock.at(clock.now_s + self._call_s / 2, lambda: self._tell(_Ended(run.rank, run.generation)))
+        clock.at(clock.now_s + self._call_s / 2, lambda: self._tell(Ended(run.rank, run.generation)))
 
-    def _tell(self, ended: _Ended) -> None:
+    def _tell(self, ended: Ended) -> None:
         self._ended.append(ended)
         self._news.notify()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from megamind_ray.core.ids import ExtentId, NodeId, Rank
+from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 
-__all__ = ["ExtentFault", "Failure", "LoadFault", "NodeLoss", "WorkerLoss"]
+__all__ = ["Ended", "ExtentFault", "Failure", "LoadFault", "NodeLoss", "WorkerLoss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +69,12 @@ class Failure:
     unit: int
     node: NodeId
     fault: ExtentFault
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A rank's call that came to its end; ``reason`` says why, where not well."""
+
+    rank: Rank
+    generation: Generation
+    reason: str | None = None
