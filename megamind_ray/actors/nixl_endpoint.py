@@ -281,7 +281,8 @@ class NixlEndpoint:
             )
         with self._returned:
             while (begin := self._room.take(nbytes)) is None:
-                self._look_at_late()
+                if self._look_at_late():
+                    continue
                 if self._clock() > until_s:
                     raise WireError(f"{format_bytes(nbytes)} of wire.buffer_bytes were not free in time")
                 if sum(late.nbytes for late in self._late) > _MOST_LATE * self._buffer.nbytes:
@@ -300,7 +301,9 @@ class NixlEndpoint:
                 self._late.append(_Late(transfer, begin, nbytes))
             self._returned.notify_all()
 
-    def _look_at_late(self) -> None:
+    def _look_at_late(self) -> bool:
+        """Whether memory came back."""
+        num_before = len(self._late)
         for late in list(self._late):
             try:
                 is_over = self._state(late.transfer) in ("DONE", "ERR")
@@ -310,6 +313,7 @@ class NixlEndpoint:
                 self._late.remove(late)
                 self._release(late.transfer)
                 self._room.give(late.begin, late.nbytes)
+        return len(self._late) < num_before
 
     def _release(self, transfer: Any) -> None:
         with self._lock:
