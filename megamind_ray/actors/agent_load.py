@@ -98,9 +98,14 @@ class AgentLoad:
             spawn=self._spawn,
             opener=opener,
         )
+        self._has_started = False
 
     def start(self) -> None:
-        """Begins to read, and to relay from each node that has blocks for this one."""
+        """Begins to read, and to relay from each node that has blocks for this one. The second time nothing happens."""
+        with self._lock:
+            has_started, self._has_started = self._has_started, True
+        if has_started:
+            return
         for peer in self._planned_relays:
             self.relay_from(NodeId(peer))
         self._reads.start()

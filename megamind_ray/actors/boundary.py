@@ -8,17 +8,39 @@ from typing import Any, Final, Generic, TypeVar
 
 import ray
 
+from megamind_ray.actors.fencing import SupersededError
 from megamind_ray.errors import ClusterError, MegamindError
 
-__all__ = ["ActorLostError", "Watch", "cause_of", "raise_if_lost", "settle", "user_results", "wait_for", "wait_for_all"]
+__all__ = [
+    "ActorAwayError",
+    "ActorLostError",
+    "NoAnswerError",
+    "Watch",
+    "cause_of",
+    "raise_if_lost",
+    "settle",
+    "stand_down_by",
+    "user_results",
+    "wait_for",
+    "wait_for_all",
+]
 
 _LOOK_S: Final = 0.5
+_stand_down: Callable[[], None] | None = None
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class ActorLostError(ClusterError):
     """The actor behind a call is gone, or its node is, or it is silent: asking again makes no sense."""
+
+
+class ActorAwayError(ActorLostError):
+    """The actor's process ended, and Ray starts it again."""
+
+
+class NoAnswerError(ClusterError):
+    """A call was not answered in time; whether its actor lives is not known."""
 
 
 def wait_for(ref: Any, *, timeout_s: float, what: str, unless: Callable[[], bool] | None = None) -> Any:
@@ -39,7 +61,7 @@ def wait_for(ref: Any, *, timeout_s: float, what: str, unless: Callable[[], bool
         if unless():
             raise ClusterError(f"{what}: it was given up")
         if monotonic() > until_s:
-            raise ClusterError(f"{what}: no answer within {timeout_s:g} s")
+            raise NoAnswerError(f"{what}: no answer within {timeout_s:g} s")
     return wait_for_all([ref], timeout_s=timeout_s, what=what)[0]
 
 
@@ -48,7 +70,9 @@ def wait_for_all(refs: Sequence[Any], *, timeout_s: float, what: str) -> list[An
     try:
         results: list[Any] = ray.get(list(refs), timeout=timeout_s)
     except ray.exceptions.GetTimeoutError as error:
-        raise ClusterError(f"{what}: no answer within {timeout_s:g} s; see `ray status` and the actor's log") from error
+        raise NoAnswerError(
+            f"{what}: no answer within {timeout_s:g} s; see `ray status` and the actor's log"
+        ) from error
     except ray.exceptions.RayError as error:
         raise cause_of(error, what) from error
     return results
@@ -62,7 +86,7 @@ def settle(refs: Sequence[Any], *, timeout_s: float, what: str) -> list[Any]:
     settled: list[Any] = []
     for ref in refs:
         if ref not in ready:
-            settled.append(ClusterError(f"{what}: no answer within {timeout_s:g} s"))
+            settled.append(NoAnswerError(f"{what}: no answer within {timeout_s:g} s"))
             continue
         try:
             settled.append(ray.get(ref, timeout=timeout_s))  # it is there already: this does not wait
@@ -141,17 +165,35 @@ class Watch(Generic[Key]):
         return answers
 
 
+def stand_down_by(action: Callable[[], None]) -> None:
+    """What this process, a planner's, does at once when it is told that it has a successor.
+
+    Whatever it thinks by then is out of date: an actor that refuses its orders would look like one that is lost.
+    """
+    global _stand_down
+    _stand_down = action
+
+
 def cause_of(error: BaseException, what: str) -> MegamindError:
     """The error of ours inside a Ray error; else an ``ActorLostError`` or a ``ClusterError`` that tells the rest."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, ActorLostError):
         # It was lost to the actor that we asked, which answers, so it is not the one that is lost.
         return ClusterError(f"{what}: {cause}")
+    if isinstance(cause, SupersededError) and _stand_down is not None:
+        _stand_down()
     if isinstance(cause, MegamindError):
         return cause
     if isinstance(error, ray.exceptions.RayTaskError):
         return ClusterError(f"{what}: {type(cause or error).__name__}: {error}")
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if isinstance(error, ray.exceptions.RayActorError):
+    if isinstance(error, ray.exceptions.OwnerDiedError):
+        return ClusterError(
+            f"{what}: the process that made the call is gone, and what came of it with that; call again"
+        )
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        return ActorAwayError(f"{what}: {first_line}")
+    # The latter is that of an actor that Ray would start again, on a node that is gone.
+    if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.ActorUnschedulableError):
         return ActorLostError(f"{what}: {first_line}")
     return ClusterError(f"{what}: {first_line}")

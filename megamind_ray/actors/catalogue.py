@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from megamind_ray.actors.boundary import ActorLostError, settle
 from megamind_ray.actors.fleet import Fleet, GpuKey
+from megamind_ray.actors.holdings import WorkerHoldings
+from megamind_ray.actors.journal import JournaledModel
 from megamind_ray.actors.messages import LoadRequest, ModelInfo, RunCall
 from megamind_ray.actors.names import free_model_name
 from megamind_ray.actors.pool_check import settled_pool_bytes
+from megamind_ray.actors.succession import Estate
 from megamind_ray.actors.transfer import Transfer, TransferResult
 from megamind_ray.config import Config
-from megamind_ray.core.ids import LoadId, ModelName, NodeId, Rank
+from megamind_ray.core.ids import Generation, LoadId, ModelName, NodeId, Rank
 from megamind_ray.core.report import LoadReport
 from megamind_ray.core.topology import Topology
 from megamind_ray.errors import ClusterError, MegamindError, RequestError
@@ -32,20 +35,29 @@ class ModelEntry:
         workers: The handles that hold its ranks: a replaced worker no longer does.
         kept: By node the handle that keeps blocks of it, and their bytes; a lost agent keeps none.
         report: What loading it moved.
+        ticket: Under which its client knows the load.
     """
 
     info: ModelInfo
     workers: dict[Rank, tuple[GpuKey, Any]]
     kept: dict[NodeId, tuple[Any, int]]
     report: LoadReport
+    ticket: str
 
 
 class Catalogue:
-    """The models of one fleet. Any thread may look; one at a time, under the planner's lock, adds and removes."""
+    """The models of one fleet. Any thread may look; one at a time, under the planner's lock, adds and removes.
 
-    def __init__(self, fleet: Fleet, config: Config) -> None:
+    Args:
+        fleet: Which.
+        config: Deadlines.
+        on_removed: Called when a model is no longer there, and before it is freed: what frees it may be cut short.
+    """
+
+    def __init__(self, fleet: Fleet, config: Config, *, on_removed: Callable[[], None] = lambda: None) -> None:
         self._fleet = fleet
         self._config = config
+        self._on_removed = on_removed
         self._models: dict[ModelName, ModelEntry] = {}
 
     def __iter__(self) -> Iterator[ModelEntry]:
@@ -118,15 +130,44 @@ class Catalogue:
         """From now on it is loaded."""
         self._models[model.info.name] = model
 
+    def of_ticket(self, ticket: str) -> ModelEntry | None:
+        """The model that a load has made, if it is still there."""
+        return next((model for model in self if model.ticket == ticket), None)
+
     def remove(self, name: str) -> None:
         """Forgets a model, then frees its arenas and kept blocks.
 
         Raises:
             RequestError: No such model, or user code still holds its tensors.
         """
-        model = self.get(name)
-        del self._models[model.info.name]
-        self._free(model)
+        model = self._models.pop(self.get(name).info.name)
+        try:
+            self._on_removed()
+        finally:
+            self._free(model)
+
+    def journaled(self) -> tuple[JournaledModel, ...]:
+        """All models, for the journal."""
+        return tuple(JournaledModel(info=model.info, report=model.report, ticket=model.ticket) for model in self)
+
+    def restore(self, models: Iterable[JournaledModel], estate: Estate) -> None:
+        """Takes the models of an earlier planner; a rank whose worker has it no more counts as lost with its worker."""
+        for model in models:
+            info = model.info
+            self._models[info.name] = ModelEntry(
+                info=info,
+                workers={
+                    rank: ((node, gpu), _who_has(info, generation, estate.workers.get((node, gpu))))
+                    for rank, node, gpu, generation in info.ranks
+                },
+                kept={
+                    node: (agent, held.kept_bytes[info.load])
+                    for node, (agent, held) in estate.agents.items()
+                    if info.load in held.kept_bytes
+                },
+                report=model.report,
+                ticket=model.ticket,
+            )
 
     def clear(self) -> None:
         """Forgets all of them; whoever held them is gone."""
@@ -188,12 +229,19 @@ class Catalogue:
                 raise answer
 
 
+def _who_has(info: ModelInfo, generation: Generation, held: tuple[Any, WorkerHoldings] | None) -> Any:
+    """The worker that still has a rank of a model; else something that no fleet holds."""
+    return held[0] if held is not None and held[1].ranks.get(info.load) == generation else object()
+
+
 def model_entry(
-    transfer: Transfer, result: TransferResult, report: LoadReport, request: LoadRequest, fleet: Fleet
+    transfer: Transfer, result: TransferResult, report: LoadReport, request: LoadRequest, fleet: Fleet, ticket: str
 ) -> ModelEntry:
     """The model that a load has made."""
     plan = result.plan
-    kept = {node: (fleet.agents.get(node), one.kept.num_bytes) for node, one in result.agents.items()}
+    kept = {
+        node: (fleet.agents.get(node), one.kept.num_bytes) for node, one in result.agents.items() if one.kept.num_bytes
+    }
     rows = plan.tables["ranks"].to_pylist()
     keys: dict[Rank, GpuKey] = {Rank(row["rank"]): (NodeId(row["node"]), row["gpu"]) for row in rows}
     return ModelEntry(
@@ -210,4 +258,5 @@ def model_entry(
         workers={rank: (key, result.workers[rank]) for rank, key in keys.items()},
         kept=kept,
         report=report,
+        ticket=ticket,
     )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from functools import partial
-from time import monotonic, sleep
 from typing import Any, Final
 
 import ray
 from ray import cloudpickle
 
 from megamind_ray import __version__
-from megamind_ray.actors.boundary import ActorLostError, raise_if_lost, settle, user_results, wait_for
+from megamind_ray.actors.boundary import ActorLostError, raise_if_lost, settle, user_results
 from megamind_ray.actors.connection import current_job
+from megamind_ray.actors.journal import Charter
 from megamind_ray.actors.messages import DrainRequest, Lifetime, LoadRequest, ModelInfo, PlannerFacts
-from megamind_ray.actors.runtime import end_fleet, fleet_actors, forget_planner, running_planner, start_planner
+from megamind_ray.actors.reaching import PlannerLostError, Reach
+from megamind_ray.actors.runtime import abandon_load, end_fleet
 from megamind_ray.config import Config
 from megamind_ray.core.departure import DrainReport
 from megamind_ray.core.ids import ModelName, NodeId
@@ -30,23 +30,20 @@ from megamind_ray.units import format_bytes
 __all__ = ["FleetClient"]
 
 _POLL_S: Final = 0.3
-_GONE_S: Final = 5.0  # how long a fleet that ends may still be found by name
-_GONE_EVERY_S: Final = 0.2
+_MAX_LOST: Final = 3  # planners that one load may outlive: what ends them all may be the load
 
 
 class FleetClient:
-    """Talks to one planner.
+    """Talks to the planner of one fleet, and to the next one where that is lost.
 
     Attributes:
-        facts: What the planner said of itself.
         owned: Whether this client started the fleet.
     """
 
-    def __init__(self, planner: Any, facts: PlannerFacts, config: Config, *, owned: bool) -> None:
-        self._planner = planner
+    def __init__(self, reach: Reach, config: Config, *, owned: bool) -> None:
+        self._reach = reach
         self._config = config
         self._job = current_job()
-        self.facts = facts
         self.owned = owned
 
     @classmethod
@@ -62,49 +59,32 @@ class FleetClient:
     ) -> FleetClient:
         """Greets the fleet's planner, and starts one if there is none and ``start`` is set.
 
-        A new planner asks ``fallback_rules`` about families that planning has no rules for.
+        A new planner asks ``fallback_rules`` about families that planning has no rules for. Where actors of a detached
+        fleet are there without a planner, a new one takes them over.
 
         Raises:
             RequestError: It is of another release, was started with other settings, or there is none to greet.
-            ClusterError: It does not answer, or is gone and has left actors behind.
+            ClusterError: It does not answer.
         """
         owner = uuid.uuid4().hex
-        until_s = monotonic() + _GONE_S
-        while True:
-            planner = running_planner(fleet)
-            if planner is None and not start:
-                raise RequestError(
-                    f"no fleet {fleet!r} runs in this cluster; start one with `megamind load --detach` or connect(), "
-                    "or name another with --fleet"
-                )
-            try:
-                if planner is None:
-                    _refuse_leftovers(fleet)
-                    planner = start_planner(
-                        fleet,
-                        lifetime=lifetime,
-                        config=config,
-                        device_memory_bytes=device_memory_bytes,
-                        owner=owner,
-                        fallback_rules=fallback_rules,
-                    )
-                facts: PlannerFacts = wait_for(
-                    planner.hello.remote(__version__),
-                    timeout_s=config.deadlines.actor_start_s,
-                    what=f"greeting the planner of fleet {fleet!r}",
-                )
-                break
-            except ActorLostError:
-                # A fleet that ends just now, or whose planner was killed: Ray forgets names a moment later.
-                if monotonic() > until_s:
-                    raise
-                if planner is not None:
-                    forget_planner(planner)
-                sleep(_GONE_EVERY_S)
-        owned = facts.owner == owner
+        charter = Charter(
+            fleet=fleet,
+            lifetime=lifetime,
+            config=config,
+            device_memory_bytes=device_memory_bytes,
+            owner=owner,
+            fallback_rules=fallback_rules,
+        )
+        reach = Reach(charter, start=start)
+        owned = reach.facts.owner == owner
         if not owned:
-            _refuse_other_settings(facts, lifetime, device_memory_bytes)
-        return cls(planner, facts, config, owned=owned)
+            _refuse_other_settings(reach.facts, lifetime, device_memory_bytes)
+        return cls(reach, config, owned=owned)
+
+    @property
+    def facts(self) -> PlannerFacts:
+        """What the planner said of itself."""
+        return self._reach.facts
 
     def load(
         self,
@@ -128,30 +108,25 @@ class FleetClient:
             RecordError: It was done, and what was recorded cannot be had or was not taken.
         """
         self._require_connection()
-        ticket = uuid.uuid4().hex
-        ref = self._planner.load.remote(ticket, request)
+        call = _LoadCall(self._reach, uuid.uuid4().hex, request)
+        what = f"loading {request.uri}"
         try:
-            while not ray.wait([ref], timeout=_POLL_S)[0]:
-                # Also where nobody wants to see it: a planner that no longer answers shows by this.
-                progress = self._ask(partial(self._planner.progress.remote, ticket), "asking for progress")
-                if on_progress is not None:
-                    on_progress(progress)
-            report: LoadReport = self._ask(lambda: ref, f"loading {request.uri}")
+            report = self._wait(call, what, on_progress)
         except BaseException as error:
-            self._call_off(ticket, ref)
+            self._call_off(call, error)
             if on_record is not None:
                 try:
-                    self._hand_over(ticket, on_record, None)
+                    self._hand_over(call.ticket, on_record, None)
                 except Exception as incomplete:  # noqa: BLE001 - the load's own error is what the caller is to see
                     error.add_note(f"its record is not complete: {incomplete}")
             raise
         if on_record is not None:
             try:
-                self._hand_over(ticket, on_record, report)
+                self._hand_over(call.ticket, on_record, report)
             except MegamindError as error:
                 raise RecordError(error.message, model=report.model) from error
-            except BaseException:
-                self._call_off(ticket, ref)
+            except BaseException as error:
+                self._call_off(call, error)
                 raise
         return report
 
@@ -173,7 +148,12 @@ class FleetClient:
                 f"{what}: the function or its arguments cannot be sent to the workers ({error}); make what cannot be "
                 "pickled (locks, files, connections) inside the function"
             ) from error
-        refs: list[Any] = self._ask(partial(self._planner.run.remote, name, payload), what)
+        # What a planner that is lost just now was asked may be running: it cannot be asked a second time.
+        self._ask(lambda planner: planner.hello.remote(__version__, patient=True), what)
+        try:
+            refs: list[Any] = self._reach.ask(lambda planner: planner.run.remote(name, payload), what)
+        except PlannerLostError as error:
+            raise ClusterError(f"{error.message}; the function may have begun in some ranks: call it again") from error
         waiting = list(refs)
         while waiting:
             self._require_connection()
@@ -183,15 +163,24 @@ class FleetClient:
         return user_results(refs, timeout_s=self._config.deadlines.call_s, what=what)
 
     def models(self) -> tuple[ModelInfo, ...]:
-        models: tuple[ModelInfo, ...] = self._ask(self._planner.models.remote, "listing models")
+        models: tuple[ModelInfo, ...] = self._ask(lambda planner: planner.models.remote(), "listing models")
         return models
 
     def report(self, name: ModelName) -> LoadReport:
-        report: LoadReport = self._ask(partial(self._planner.report.remote, name), f"asking for model {name!r}")
+        report: LoadReport = self._ask(lambda planner: planner.report.remote(name), f"asking for model {name!r}")
         return report
 
     def unload(self, name: ModelName) -> None:
-        self._ask_patiently(partial(self._planner.unload.remote, name), f"unloading {name!r}")
+        what = f"unloading {name!r}"
+        # Where the planner is lost meanwhile, whether it was done is told by the load: the name may be another model's.
+        loads = {model.name: model.load for model in self.models()}
+        asked: list[Any] = []
+
+        def ask(planner: Any) -> Any:
+            asked.append(planner)
+            return planner.unload.remote(name, loads.get(name) if len(asked) > 1 else None)
+
+        self._ask_patiently(ask, what)
 
     def drain(self, request: DrainRequest, on_progress: Callable[[Progress], None] | None) -> DrainReport:
         """Has a node marked and emptied, and waits for it.
@@ -204,80 +193,155 @@ class FleetClient:
         """
         what = f"draining node {request.node}"
         ticket = uuid.uuid4().hex
-        self._ask(partial(self._planner.mark_leaving.remote, ticket, request), what)
-        ref = self._planner.drain.remote(ticket)
+        ref = self._begin_drain(ticket, request, what)
         try:
-            while not ray.wait([ref], timeout=_POLL_S)[0]:
-                progress = self._ask(partial(self._planner.progress.remote, ticket), "asking for progress")
-                if on_progress is not None:
-                    on_progress(progress)
-            report: DrainReport = self._ask(lambda: ref, what)
+            for _ in range(_MAX_LOST):
+                try:
+                    return self._wait_for_drain(ref, ticket, what, on_progress)
+                except PlannerLostError as error:
+                    self._reach.again(error)
+                    # It may have been done: then nothing is left to do there, and the report says that.
+                    ref = self._begin_drain(ticket, request, what)
+            return self._wait_for_drain(ref, ticket, what, on_progress)
         except BaseException:
             if current_job() == self._job and not ray.wait([ref], timeout=0)[0]:
-                cancel = self._planner.cancel.remote(ticket, "the caller gave up waiting")
+                cancel = self._reach.submit(lambda planner: planner.cancel.remote(ticket, "the caller gave up waiting"))
                 settle([cancel, ref], timeout_s=self._config.deadlines.close_s, what="calling a drain off")
             raise
-        return report
 
     def leaving(self) -> tuple[NodeId, ...]:
-        facts: PlannerFacts = self._ask(partial(self._planner.hello.remote, __version__), "asking which nodes leave")
+        what = "asking which nodes leave"
+        facts: PlannerFacts = self._ask(lambda planner: planner.hello.remote(__version__, patient=True), what)
         return facts.leaving
 
     def undrain(self, node: str) -> NodeId:
-        back: NodeId = self._ask_patiently(partial(self._planner.undrain.remote, node), f"taking node {node} back")
+        back: NodeId = self._ask_patiently(lambda planner: planner.undrain.remote(node), f"taking node {node} back")
         return back
 
     def topology(self) -> Topology:
-        topology: Topology = self._ask_patiently(self._planner.topology.remote, "asking for the topology")
+        topology: Topology = self._ask_patiently(lambda planner: planner.topology.remote(), "asking for the topology")
         return topology
 
     def close(self) -> None:
         """Ends the fleet if it is this client's and its lifetime is the job's."""
-        if not self.owned or self.facts.lifetime != "job" or current_job() != self._job:
+        if not self._is_mine or current_job() != self._job:
             return
-        settle(
-            [self._planner.shut_down.remote()], timeout_s=self._config.deadlines.close_s, what="taking the fleet down"
-        )
+        ref = self._reach.submit(lambda planner: planner.shut_down.remote())
+        settle([ref], timeout_s=self._config.deadlines.close_s, what="taking the fleet down")
         end_fleet(self.facts.fleet)
 
-    def _call_off(self, ticket: str, ref: Any) -> None:
+    def _wait(self, call: _LoadCall, what: str, on_progress: Callable[[Progress], None] | None) -> LoadReport:
+        """Waits for a load, whatever becomes of the planner meanwhile."""
+        while True:
+            try:
+                while not ray.wait([call.ref], timeout=_POLL_S)[0]:
+                    # Also where nobody wants to see it: a planner that no longer answers shows by this.
+                    self._require_connection()
+                    progress: Progress = self._reach.ask(
+                        lambda planner: planner.progress.remote(call.ticket), "asking for progress"
+                    )
+                    if on_progress is not None:
+                        on_progress(progress)
+                self._require_connection()
+                report: LoadReport = self._reach.ask(lambda _: call.ref, what)
+                return report
+            except PlannerLostError as error:
+                if call.num_lost == _MAX_LOST:
+                    raise ClusterError(
+                        f"{error.message}; that was time {_MAX_LOST + 1} during this load, which most often means "
+                        "that the load is too large for the planner's node: look at the planner's log, and at the "
+                        "kernel's for want of memory (`dmesg`)"
+                    ) from error
+                self._reach.again(error)
+                call.again()
+
+    def _begin_drain(self, ticket: str, request: DrainRequest, what: str) -> Any:
+        self._ask(lambda planner: planner.mark_leaving.remote(ticket, request), what)
+        return self._reach.submit(lambda planner: planner.drain.remote(ticket))
+
+    def _wait_for_drain(
+        self, ref: Any, ticket: str, what: str, on_progress: Callable[[Progress], None] | None
+    ) -> DrainReport:
+        while not ray.wait([ref], timeout=_POLL_S)[0]:
+            self._require_connection()
+            progress: Progress = self._reach.ask(lambda planner: planner.progress.remote(ticket), "asking for progress")
+            if on_progress is not None:
+                on_progress(progress)
+        report: DrainReport = self._reach.ask(lambda _: ref, what)
+        return report
+
+    def _call_off(self, call: _LoadCall, why: BaseException) -> None:
         """Cancels a load; one that came to its end all the same is unloaded, as nobody would know of it."""
         if current_job() != self._job:
             return
-        close_s = self._config.deadlines.close_s
-        if not ray.wait([ref], timeout=0)[0]:
-            cancel = self._planner.cancel.remote(ticket, "the caller gave up waiting")
-            settle([cancel, ref], timeout_s=close_s, what="cancelling the load")
-        (answer,) = settle([ref], timeout_s=0, what="cancelling the load")
-        if isinstance(answer, LoadReport):
-            settle([self._planner.unload.remote(answer.model)], timeout_s=close_s, what="unloading a cancelled load")
+        try:
+            answer = self._cancel(call)
+            if isinstance(answer, LoadReport):
+                self.unload(ModelName(answer.model))
+        except MegamindError as error:
+            why.add_note(f"it was called off without a planner: {error}")
+            if self._is_mine:
+                end_fleet(self.facts.fleet)
+            else:
+                abandon_load(self.facts.fleet, call.ticket, timeout_s=self._config.deadlines.close_s)
+
+    def _cancel(self, call: _LoadCall) -> LoadReport | MegamindError:
+        """What came of a load that is to stop."""
+        close_s, what = self._config.deadlines.close_s, "cancelling the load"
+        for _ in range(_MAX_LOST + 1):
+            if not ray.wait([call.ref], timeout=0)[0]:
+                self._reach.insist(
+                    lambda planner: planner.cancel.remote(call.ticket, "the caller gave up waiting"), what
+                )
+            answer: LoadReport | MegamindError = settle([call.ref], timeout_s=close_s, what=what)[0]
+            if not isinstance(answer, ActorLostError):
+                return answer
+            # Its planner was lost: the next one may have taken it up.
+            self._reach.insist(lambda planner: planner.hello.remote(__version__, patient=True), what)
+            call.again()
+        return answer
 
     def _hand_over(
         self, ticket: str, on_record: Callable[[LoadRecord, LoadReport | None], None], report: LoadReport | None
     ) -> None:
         what = "fetching what was recorded of the load"
-        record: LoadRecord | None = self._ask(partial(self._planner.record.remote, ticket), what)
+        record: LoadRecord | None = self._ask(lambda planner: planner.record.remote(ticket), what)
         if record is not None:
             on_record(record, report)
+        elif self._reach.num_lost:
+            raise ClusterError(f"{what}: it was lost with a planner that had just ended the load")
 
-    def _ask(self, ask: Callable[[], Any], what: str) -> Any:
-        """The answer to a call that the planner answers at once."""
+    def _ask(self, ask: Callable[[Any], Any], what: str) -> Any:
+        """The answer to a question that a planner answers at once, and that may be asked twice."""
         self._require_connection()
-        try:
-            return wait_for(ask(), timeout_s=self._config.deadlines.call_s, what=what)
-        except ActorLostError as error:
-            raise ClusterError(
-                f"{what}: the planner of fleet {self.facts.fleet!r} is gone, and the fleet's models with it; connect "
-                f"again. `megamind down --fleet {self.facts.fleet}` clears what is left of a detached fleet"
-            ) from error
+        return self._reach.insist(ask, what)
 
-    def _ask_patiently(self, ask: Callable[[], Any], what: str) -> Any:
-        """The answer to a call that queues behind loads: no bound but that the planner goes on answering others."""
+    def _ask_patiently(self, ask: Callable[[Any], Any], what: str) -> Any:
+        """The answer to a call that queues behind loads: no bound but that the planner goes on answering others.
+
+        Args:
+            ask: Makes the call with the planner's handle; once more where that planner is lost.
+            what: For messages.
+        """
         self._require_connection()
-        ref = ask()
+        for _ in range(_MAX_LOST):
+            try:
+                return self._wait_patiently(self._reach.submit(ask), what)
+            except PlannerLostError as error:
+                self._reach.again(error)
+        return self._wait_patiently(self._reach.submit(ask), what)
+
+    def _wait_patiently(self, ref: Any, what: str) -> Any:
         while not ray.wait([ref], timeout=_POLL_S)[0]:
-            self._ask(partial(self._planner.hello.remote, __version__), what)
-        return self._ask(lambda: ref, what)
+            self._require_connection()
+            self._reach.ask(lambda planner: planner.hello.remote(__version__), what)
+        self._require_connection()
+        return self._reach.ask(lambda _: ref, what)
+
+    @property
+    def _is_mine(self) -> bool:
+        """Whether the fleet ends with this client."""
+        return self.owned and self.facts.lifetime == "job"
 
     def _require_connection(self) -> None:
         """Without this Ray would start a cluster of its own for the next call, and look for the planner there.
@@ -291,13 +355,19 @@ class FleetClient:
             )
 
 
-def _refuse_leftovers(fleet: str) -> None:
-    left = fleet_actors(fleet)
-    if left:
-        raise ActorLostError(
-            f"the planner of fleet {fleet!r} is gone, but {len(left)} of its actors still hold their GPUs and models; "
-            f"end them with `megamind down --fleet {fleet}`, then connect again"
-        )
+class _LoadCall:
+    """A load that was asked for, of one planner after the other."""
+
+    def __init__(self, reach: Reach, ticket: str, request: LoadRequest) -> None:
+        self._reach, self._request = reach, request
+        self.ticket = ticket
+        self.num_lost = 0
+        self.ref = reach.submit(lambda planner: planner.load.remote(ticket, request))
+
+    def again(self) -> None:
+        """Asks the next planner for what came of it."""
+        self.num_lost += 1
+        self.ref = self._reach.submit(lambda planner: planner.load.remote(self.ticket, self._request, True))
 
 
 def _refuse_other_settings(facts: PlannerFacts, lifetime: Lifetime, device_memory_bytes: int | None) -> None:

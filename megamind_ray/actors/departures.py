@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -11,8 +11,9 @@ from typing import Final
 
 from megamind_ray.actors.catalogue import Catalogue
 from megamind_ray.actors.emptying import Emptying
-from megamind_ray.actors.fleet import Fleet, NodeResources
+from megamind_ray.actors.fleet import Fleet
 from megamind_ray.actors.messages import DrainRequest
+from megamind_ray.actors.spawner import NodeResources
 from megamind_ray.config import Config
 from megamind_ray.core.departure import DrainReport
 from megamind_ray.core.ids import NodeId
@@ -70,9 +71,19 @@ class Departures:
         catalogue: What is loaded on them.
         moves: Held by whatever moves bytes in this fleet.
         config: Deadlines, and what pools take.
+        on_marked: Told which nodes leave whenever that changes, so that it outlives the planner.
     """
 
-    def __init__(self, fleet: Fleet, catalogue: Catalogue, moves: threading.Lock, config: Config) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        catalogue: Catalogue,
+        moves: threading.Lock,
+        config: Config,
+        *,
+        on_marked: Callable[[tuple[NodeId, ...]], None] = lambda _: None,
+    ) -> None:
+        self._on_marked = on_marked
         self._fleet, self._catalogue, self._moves, self._config = fleet, catalogue, moves, config
         self._lock = threading.Lock()
         self._departures: dict[NodeId, _Departure] = {}
@@ -84,6 +95,14 @@ class Departures:
     def leaving(self) -> tuple[NodeId, ...]:
         """Nodes that are to leave, or have left and are still in the cluster."""
         return tuple(sorted(self._fleet.leaving))
+
+    def restore(self, nodes: Iterable[NodeId]) -> None:
+        """Nodes that an earlier planner had marked, as far as they are still there."""
+        rows = {row.node: row for row in self._fleet.cluster_nodes()}
+        with self._lock:
+            for node in rows.keys() & set(nodes):
+                self._departures[node] = _Departure(_names(rows[node]))
+                self._fleet.leaving.add(node)
 
     def let_first(self, timeout_s: float) -> bool:
         """Whether no drain waits for its turn; where one does, loads that queue let it go first.
@@ -127,6 +146,7 @@ class Departures:
             departure.raise_if_under_way()
             departure.force, departure.wait_s, departure.cancelled = request.force, request.wait_s, None
             self._tickets[ticket_id] = departure
+        self._on_marked(self.leaving)
 
     def drain(self, ticket_id: str) -> DrainReport:
         """Empties a node that was marked, and ends the fleet's actors there. Of one that has left, the same report.
@@ -180,6 +200,7 @@ class Departures:
         with self._lock:
             self._departures.pop(node, None)
             self._fleet.leaving.discard(node)
+        self._on_marked(self.leaving)
         return node
 
     def _find(self, text: str, rows: list[NodeResources] | None = None) -> NodeId:
@@ -189,7 +210,7 @@ class Departures:
         fleet, names = self._fleet, _names(row)
         if row.node == fleet.here:
             raise RequestError(
-                f"node {names}: the planner of fleet {fleet.name!r} runs there, and the fleet ends with it; end the "
+                f"node {names}: the planner of fleet {fleet.name!r} runs there, and it does not move; end the "
                 f"fleet with `megamind down --fleet {fleet.name}`, and start it from another node"
             )
         if row.is_head:

@@ -4,67 +4,25 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic, sleep
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from megamind_ray.actors.boundary import settle, wait_for
 from megamind_ray.actors.messages import AgentFacts, Lifetime, WorkerFacts
 from megamind_ray.actors.names import agent_name, worker_name
+from megamind_ray.actors.spawner import NodeResources, Spawner
 from megamind_ray.config import Config
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.topology import Gpu, Node, Topology
 from megamind_ray.errors import ClusterError, MegamindError
 
-__all__ = ["Fleet", "GpuKey", "NodeResources", "Spawner"]
+__all__ = ["Fleet", "GpuKey"]
 
 GpuKey = tuple[NodeId, int]
 
 _FREED_S: Final = 10.0
 _FREED_EVERY_S: Final = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeResources:
-    """What Ray says of a living node.
-
-    Attributes:
-        node: Ray's node id.
-        address: IP address.
-        num_gpus: GPUs, physical or logical.
-        free_gpus: Not taken by any actor.
-        pool_used_bytes: Of its object store, by whomever.
-        host: Name of its host.
-        is_head: Whether Ray's head runs there.
-    """
-
-    node: NodeId
-    address: str
-    num_gpus: int
-    free_gpus: int
-    pool_used_bytes: int = 0
-    host: str = ""
-    is_head: bool = False
-
-
-class Spawner(Protocol):
-    """Makes actors and knows the nodes; the one implementation is in ``actors.runtime``."""
-
-    def nodes(self) -> list[NodeResources]:
-        """Living nodes, in a stable order."""
-
-    def here(self) -> NodeId:
-        """The node of this process."""
-
-    def agent(self, name: str, node: NodeId, lifetime: Lifetime) -> Any:
-        """Starts a node agent there; returns its handle at once."""
-
-    def worker(self, name: str, node: NodeResources, lifetime: Lifetime, device_memory_bytes: int | None) -> Any:
-        """Starts a GPU worker there; Ray chooses which of the free GPUs it gets."""
-
-    def kill(self, handle: Any) -> None:
-        """Ends an actor now."""
 
 
 class Fleet:
@@ -107,6 +65,18 @@ class Fleet:
     def here_address(self) -> str:
         """The address of that node, as others reach it."""
         return self._nodes[self.here].address
+
+    def adopt(
+        self,
+        agents: Mapping[NodeId, tuple[Any, AgentFacts]],
+        workers: Mapping[GpuKey, tuple[Any, WorkerFacts]],
+    ) -> None:
+        """Takes over what an earlier planner had, handles and facts; it starts nothing."""
+        self._look()
+        self.agents = {node: handle for node, (handle, _) in agents.items()}
+        self.agent_facts = {node: facts for node, (_, facts) in agents.items()}
+        self.workers = {key: handle for key, (handle, _) in workers.items()}
+        self.worker_facts = {key: facts for key, (_, facts) in workers.items()}
 
     def end_agent(self, node: NodeId, agent: Any) -> None:
         """Ends an agent that was given up, also one that would go on; the next load finds its node without one."""
@@ -160,7 +130,7 @@ class Fleet:
         here = self.here
         if here in self.agents or here not in self._nodes:
             return None
-        agent = self._spawner.agent(agent_name(self.name, here, _serial()), here, self.lifetime)
+        agent = self._spawner.agent(agent_name(self.name, here, self._serial()), here, self.lifetime)
         try:
             facts: AgentFacts = wait_for(
                 agent.facts.remote(),
@@ -181,7 +151,8 @@ class Fleet:
 
         Args:
             key: The GPU.
-            lost: The worker that it had; if it has another one by now, that one is the replacement.
+            lost: The worker that it had, None where that was gone already; if it has another one by now, that one is
+                the replacement.
             unless: Once it says so, the start is not waited for any more.
 
         Raises:
@@ -189,7 +160,8 @@ class Fleet:
         """
         if self.workers.get(key, lost) is not lost:
             return self.workers[key]
-        self._spawner.kill(lost)
+        if lost is not None:
+            self._spawner.kill(lost)
         self.workers.pop(key, None)
         resources = self._nodes[key[0]]
         for _ in range(resources.num_gpus):
@@ -298,7 +270,7 @@ class Fleet:
             if resources.num_gpus == 0 or node in self.leaving:
                 continue
             if node not in self.agents:
-                name = agent_name(self.name, node, _serial())
+                name = agent_name(self.name, node, self._serial())
                 agents[node] = self._spawner.agent(name, node, self.lifetime)
             workers += [(node, self._spawn_worker(resources)) for _ in range(self._num_startable(resources))]
         started = [*agents.items(), *workers]
@@ -337,7 +309,7 @@ class Fleet:
         return answers
 
     def _spawn_worker(self, on: NodeResources) -> Any:
-        name = worker_name(self.name, on.node, _serial())
+        name = worker_name(self.name, on.node, self._serial())
         return self._spawner.worker(name, on, self.lifetime, self._device_memory_bytes)
 
     def _start_worker(self, on: NodeResources, unless: Callable[[], bool] | None) -> tuple[GpuKey, Any]:
@@ -366,11 +338,10 @@ class Fleet:
             for key in [key for key in self.workers if key[0] == node]:
                 del self.workers[key]
 
+    def _serial(self) -> str:
+        """Sets a new actor's name apart: the name of one that was just ended may be taken for a while."""
+        return self._spawner.lineage + uuid.uuid4().hex[:8]
+
 
 def _is_error(answer: Any) -> bool:
     return isinstance(answer, MegamindError)
-
-
-def _serial() -> str:
-    """Sets a new actor's name apart: the name of one that was just ended may be taken for a while."""
-    return uuid.uuid4().hex[:8]

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 from ray import cloudpickle
 
+from megamind_ray import __version__
 from megamind_ray.actors.boundary import wait_for
 from megamind_ray.actors.collector import spare_imports
 from megamind_ray.actors.context import RankContext
 from megamind_ray.actors.dataplane import DataPlane, RayObjectStore
+from megamind_ray.actors.fencing import Epoch, Fence
 from megamind_ray.actors.fleet import GpuKey
-from megamind_ray.actors.groups import in_group
+from megamind_ray.actors.groups import by_order, in_group
+from megamind_ray.actors.holdings import WorkerHoldings
 from megamind_ray.actors.messages import (
     Delivery,
     RankResult,
@@ -38,7 +41,7 @@ from megamind_ray.device.arena import Arena, HostArena
 from megamind_ray.device.cuda import CudaArena
 from megamind_ray.device.memory import device_budget_bytes, gpu_facts
 from megamind_ray.engine.session import RankSession
-from megamind_ray.errors import ClusterError, RequestError
+from megamind_ray.errors import ClusterError, MegamindError, RequestError
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["GpuWorker"]
 
 _STOP_S: Final = 1.0  # how long a failed load waits for threads that still write
+_MAX_FAILED: Final = 8  # ranks that failed whose errors are kept: a planner's successor may ask again
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +59,7 @@ class _Rank:
     load: RankLoad
     state: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] | None = None
+    result: RankResult | None = None
 
     @property
     def session(self) -> RankSession:
@@ -84,6 +89,8 @@ class GpuWorker:
         self._ranks: dict[LoadId, _Rank] = {}
         # Loads that were stopped: the call that begins one may come after the call that stops it.
         self._aborted: set[LoadId] = set()
+        self._failed: dict[tuple[LoadId, Generation], MegamindError] = {}
+        self.fence = Fence()
         # Of the latest load: it is asked for when the load is over, also where the rank is gone by then.
         self._recorded: tuple[LoadId, Recorder] | None = None
         # Sessions that ended while a read into their memory was under way, or user code held their tensors.
@@ -93,7 +100,7 @@ class GpuWorker:
         if place is None:  # a process of its own
             spare_imports()
 
-    @in_group("control")
+    @by_order("control")
     def facts(self) -> WorkerFacts:
         """The worker as it is now."""
         self._release_stuck(0.0)
@@ -106,7 +113,25 @@ class GpuWorker:
             free_bytes=self._arena.free_bytes,
         )
 
-    @in_group("moves")
+    @in_group("control")
+    def epoch(self) -> Epoch:
+        """The latest planner that it has heard of."""
+        return self.fence.epoch
+
+    @by_order("control")
+    def serve(self) -> WorkerHoldings:
+        """Obeys a planner from now on, and none before it; says what it has."""
+        facts = self.facts()
+        with self._lock:
+            ranks = {load: rank.load.generation for load, rank in self._ranks.items()}
+        return WorkerHoldings(release=__version__, facts=facts, ranks=ranks)
+
+    @by_order("control")
+    def leave(self) -> None:
+        """Is about to be ended: by order, so that a planner that was succeeded ends nobody."""
+        self.fence.leave()
+
+    @by_order("moves")
     def load(
         self,
         program: RankProgram,
@@ -117,29 +142,31 @@ class GpuWorker:
     ) -> RankResult:
         """Loads a rank with the load's settings: reads its direct extents, takes its blocks from its node's agent.
 
+        A planner's successor asks again: this waits for the first call, being in its group, and answers as it did.
+
         Raises:
             MegamindError: It cannot be finished; its memory is given back.
         """
+        with self._lock:
+            known, failed = self._ranks.get(program.load), self._failed.get((program.load, generation))
+        if failed is not None:
+            raise failed
+        if known is not None and known.result is not None and known.load.generation == generation:
+            return known.result
         rank = self._begin(program, generation, config, record)
         try:
             rank.load.receive(_RayHomeAgent(agent, rank.load))
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._ranks.pop(program.load, None)
                 self._stuck.append(rank.session)
+                self._note_failed(program.load, generation, error)
             self._release_stuck(_STOP_S)
             raise
-        session = rank.session
-        reads = session.reads
-        return RankResult(
-            report=session.report(node=self._node, gpu=self._gpu),
-            bytes_read=reads.payload_bytes,
-            bytes_retried=reads.retried_bytes,
-            verified=session.verified if reads.payload_bytes else "none",
-            faults=session.faults,
-        )
+        rank.result = self._result(rank.session)
+        return rank.result
 
-    @in_group("control")
+    @by_order("control")
     def progress(self, load: LoadId, generation: Generation) -> WorkerStatus:
         """How far a rank is."""
         with self._lock:
@@ -148,21 +175,21 @@ class GpuWorker:
             return WorkerStatus()
         return WorkerStatus(bytes_done=rank.session.bytes_to_device, failures=tuple(rank.load.failures))
 
-    @in_group("control")
+    @by_order("control")
     def missing(self, load: LoadId, generation: Generation) -> Int64Array | None:
         """Plan ids of the blocks that have not arrived at a rank; None where it has not begun."""
         with self._lock:
             rank = self._ranks.get(load)
         return rank.session.missing_blocks if rank is not None and rank.load.generation == generation else None
 
-    @in_group("control")
+    @by_order("control")
     def recorded(self, load: LoadId, first: int) -> Recorded:
         """Ends the recording of a load, the latest one, and gives a page of it from row ``first`` on."""
         with self._lock:
             latest = self._recorded
         return latest[1].page(first) if latest is not None and latest[0] == load else Recorded()
 
-    @in_group("control")
+    @by_order("control")
     def abort(self, load: LoadId) -> None:
         """Stops a load; its ``load`` call then raises, also one that has yet to begin. A loaded rank is freed."""
         with self._lock:
@@ -171,7 +198,7 @@ class GpuWorker:
         if rank is not None and rank.load.stop():
             self._free(load)
 
-    @in_group("moves")
+    @by_order("moves")
     def unload(self, load: LoadId) -> None:
         """Frees a rank's memory.
 
@@ -181,7 +208,7 @@ class GpuWorker:
         """
         self._free(load)
 
-    @in_group("run")
+    @by_order("run")
     def run(self, call: RunCall) -> Any:
         """Runs the user's function on a rank.
 
@@ -224,6 +251,23 @@ class GpuWorker:
                 return rank
         session.release()
         raise ClusterError(f"rank {program.rank}: the load was stopped before it began")
+
+    def _result(self, session: RankSession) -> RankResult:
+        reads = session.reads
+        return RankResult(
+            report=session.report(node=self._node, gpu=self._gpu),
+            bytes_read=reads.payload_bytes,
+            bytes_retried=reads.retried_bytes,
+            verified=session.verified if reads.payload_bytes else "none",
+            faults=session.faults,
+        )
+
+    def _note_failed(self, load: LoadId, generation: Generation, error: BaseException) -> None:
+        """Under the lock."""
+        text = f"load {load}: {type(error).__name__}: {error}"
+        self._failed[load, generation] = error if isinstance(error, MegamindError) else ClusterError(text)
+        while len(self._failed) > _MAX_FAILED:
+            del self._failed[next(iter(self._failed))]
 
     def _release_stuck(self, deadline_s: float) -> None:
         """Frees what can be freed of the sessions that ended while their memory was in use; one deadline for all."""

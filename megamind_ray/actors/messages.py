@@ -110,6 +110,8 @@ class PlannerFacts:
         lifetime: Of the fleet.
         owner: What the client that started it called itself; others must not end it.
         device_memory_bytes: Arena budget of each worker; None: what was free.
+        incarnation: Unique to the planner's process.
+        is_ready: Whether it has taken over what there is; until then all but the release may change.
         leaving: Nodes that are to leave, or have left and are still in the cluster.
     """
 
@@ -118,6 +120,8 @@ class PlannerFacts:
     lifetime: Lifetime
     owner: str
     device_memory_bytes: int | None
+    incarnation: str
+    is_ready: bool
     leaving: tuple[NodeId, ...] = ()
 
 

@@ -12,18 +12,23 @@ from typing import Any, Final
 import numpy as np
 import ray
 
+from megamind_ray import __version__
 from megamind_ray.actors.agent_load import AgentLoad
 from megamind_ray.actors.block_pool import PoolClosedError
 from megamind_ray.actors.boundary import wait_for
 from megamind_ray.actors.collector import spare_imports
 from megamind_ray.actors.dataplane import DataPlane
-from megamind_ray.actors.groups import in_group
+from megamind_ray.actors.fencing import Epoch, Fence
+from megamind_ray.actors.groups import by_order, in_group
 from megamind_ray.actors.heartbeat import Heartbeat
+from megamind_ray.actors.holdings import AgentHoldings
+from megamind_ray.actors.journal import JournalCopy, KeptJournal
 from megamind_ray.actors.kept_blocks import BlockKey, CopyResult, Heirloom, Holdings, KeptBlocks
 from megamind_ray.actors.messages import AgentFacts, AgentStatus, BlockHandle, Consumer, Delivery, Pulse, Reroute
 from megamind_ray.actors.nixl_wire import NixlWire
 from megamind_ray.actors.node_wires import AgentSource, NodeWires, WireMeasureRequest, WireTimes
 from megamind_ray.actors.pool_check import find_pool_file
+from megamind_ray.actors.ray_peer import RayPeer
 from megamind_ray.config import Config, WireConfig
 from megamind_ray.core.ids import ExtentId, Generation, LoadId, NodeId, Rank
 from megamind_ray.core.manifest import FileInfo
@@ -38,6 +43,7 @@ from megamind_ray.io.opening import why_unreadable
 __all__ = ["NodeAgent"]
 
 _HANDED_BYTES: Final = 1 << 20
+_MAX_ENDED: Final = 4  # loads that ended here whose last status is kept: a planner's successor may ask again
 
 
 class NodeAgent:
@@ -51,6 +57,9 @@ class NodeAgent:
         self._loads: dict[LoadId, AgentLoad] = {}
         self._beats: dict[LoadId, Heartbeat] = {}
         self._kept = KeptBlocks(self._plane)
+        self._ended: dict[LoadId, AgentStatus] = {}
+        self._journal = JournalCopy()
+        self.fence = Fence()
         self._measuring = threading.Lock()
         self._stop_measuring = threading.Event()
         self._to_hand: list[BlockHandle] = []
@@ -59,7 +68,7 @@ class NodeAgent:
         if plane is None:  # a process of its own
             spare_imports()
 
-    @in_group("control")
+    @by_order("control")
     def facts(self) -> AgentFacts:
         """The node as it is now."""
         context = ray.get_runtime_context()
@@ -78,11 +87,55 @@ class NodeAgent:
         )
 
     @in_group("control")
+    def epoch(self) -> Epoch:
+        """The latest planner that it has heard of."""
+        return self.fence.epoch
+
+    @by_order("control")
+    def serve(self) -> AgentHoldings:
+        """Obeys a planner from now on, and none before it; says what it has."""
+        facts, kept = self.facts(), self._journal.kept
+        blocks = self._kept.holdings().blocks
+        with self._lock:
+            return AgentHoldings(
+                release=__version__,
+                facts=facts,
+                loads=frozenset(self._loads),
+                kept_bytes={load: sum(one.nbytes for one in held) for load, held in blocks.items()},
+                stamp=kept.stamp,
+                has_transfer=kept.transfer is not None,
+                abandoned=self._journal.abandoned,
+            )
+
+    @by_order("control")
+    def keep_journal(self, written: KeptJournal, transfer: bytes | None) -> None:
+        """Keeps what the planner's successor must know; ``transfer`` by itself, since it comes as an object."""
+        self._journal.keep(written if transfer is None else replace(written, transfer=transfer))
+
+    @by_order("control")
+    def kept_journal(self) -> KeptJournal:
+        """What it keeps."""
+        return self._journal.kept
+
+    @in_group("control")
+    def abandon(self, ticket: str) -> LoadId | None:
+        """Ends a load whose client has given up waiting for a planner; None where none is under way, by the journal."""
+        load = self._journal.abandon(ticket)
+        if load is not None:
+            self.close_load(load, False)
+        return load
+
+    @by_order("control")
+    def leave(self) -> None:
+        """Is about to be ended: by order, so that a planner that was succeeded ends nobody."""
+        self.fence.leave()
+
+    @by_order("control")
     def lacks(self, root: str, files: Sequence[FileInfo]) -> str:
         """Why this node cannot read a checkpoint's files as they were planned; empty where it can."""
         return why_unreadable(root, files)
 
-    @in_group("control")
+    @by_order("control")
     def open_load(
         self,
         program: AgentProgram,
@@ -93,6 +146,9 @@ class NodeAgent:
     ) -> None:
         """Gets ready for a load with its settings: from now on its ranks may ask for blocks, and it says that it lives.
 
+        Where it is open already, a planner's successor asks: it is told from now on, and the load goes on as it is. One
+        that has ended stays so.
+
         Args:
             program: What to do.
             peers: Agents of the other nodes in the load.
@@ -100,25 +156,33 @@ class NodeAgent:
             record: How to record it.
             pulse: Whom to tell that this node lives.
         """
+        with self._lock:
+            if program.load in self._ended:
+                return
+            if program.load in self._loads:
+                self._beat(program, pulse)
+                return
         recorder = NO_RECORD if record is None else record.recorder(wall=time, steps=perf_counter)
         plane = self._wires.plane(config, where=program.node)
         load = AgentLoad(
             program,
             config,
             plane=plane,
-            peers={node: _RayPeer(node, handle, config) for node, handle in peers.items()},
+            peers={node: RayPeer(node, handle, config) for node, handle in peers.items()},
             recorder=recorder,
         )
         with self._lock:
             self._recorded = (program.load, recorder)
             self._loads[program.load] = load
             self._planes[program.load] = plane
-            if pulse is not None:
-                self._beats[program.load] = Heartbeat(pulse, program.node)
+            self._beat(program, pulse)
 
-    @in_group("control")
+    @by_order("control")
     def start_reads(self, load: LoadId) -> None:
-        """Begins to read and to relay."""
+        """Begins to read and to relay. Harmless where it has, or the load has ended here."""
+        with self._lock:
+            if load in self._ended:
+                return
         self._load(load).start()
 
     @in_group("exchange")
@@ -142,38 +206,38 @@ class NodeAgent:
         except PoolClosedError:
             return None
 
-    @in_group("control")
+    @by_order("control")
     def retire_rank(self, load: LoadId, rank: Rank, generation: Generation) -> None:
         """Closes the mailbox of a rank that has all its blocks."""
         self._load(load).retire_rank(rank, generation)
 
-    @in_group("control")
+    @by_order("control")
     def reset_rank(self, load: LoadId, rank: Rank, generation: Generation) -> None:
         """Gives the successor of a lost worker an empty mailbox."""
         self._load(load).reset_rank(rank, generation)
 
-    @in_group("control")
+    @by_order("control")
     def read_again(self, fragment: AgentProgram, ranks: Sequence[Rank]) -> None:
         """Reads extents once more, for these ranks."""
         self._load(fragment.load).read_again(fragment, ranks)
 
-    @in_group("control")
+    @by_order("control")
     def read_instead(self, fragment: AgentProgram) -> None:
         """Reads extents that another node was to read."""
         self._load(fragment.load).read_instead(fragment)
 
-    @in_group("control")
+    @by_order("control")
     def take_back(self, load: LoadId, keep_bytes: int) -> tuple[ExtentId, ...]:
         """What this node will not read any more (see ``AgentLoad.take_back``)."""
         return self._load(load).take_back(keep_bytes)
 
-    @in_group("control")
+    @by_order("control")
     def relay_from(self, load: LoadId, peers: Sequence[NodeId], passes_on: bool = False) -> None:
         """Takes in blocks that other nodes have for ranks of this one; ``passes_on``: and of those further on."""
         for peer in peers:
             self._load(load).relay_from(peer, passes_on=passes_on)
 
-    @in_group("control")
+    @by_order("control")
     def reroute(self, load: LoadId, route: Reroute, peers: Mapping[NodeId, Any], config: Config) -> None:
         """A node was given up: blocks go past it (see ``AgentLoad.reroute``).
 
@@ -183,17 +247,24 @@ class NodeAgent:
             peers: Agents of nodes that have a part in the load from now on.
             config: Of the load.
         """
-        self._load(load).reroute(route, {node: _RayPeer(node, handle, config) for node, handle in peers.items()})
+        self._load(load).reroute(route, {node: RayPeer(node, handle, config) for node, handle in peers.items()})
 
-    @in_group("control")
+    @by_order("control")
     def status(self, load: LoadId) -> AgentStatus:
-        """How the load goes on this node."""
-        return self._with_wire(load, self._load(load).status())
-
-    @in_group("control")
-    def close_load(self, load: LoadId, keep: bool) -> AgentStatus:
-        """Ends a load here: readers stop, blocks go, except those to be kept. Harmless if it was never opened."""
+        """How the load goes on this node, or went."""
         with self._lock:
+            ended = self._ended.get(load)
+        return self._with_wire(load, self._load(load).status()) if ended is None else ended
+
+    @by_order("control")
+    def close_load(self, load: LoadId, keep: bool) -> AgentStatus:
+        """Ends a load here: readers stop, blocks go, except those to be kept. Harmless if it was never opened.
+
+        Asked again, by a planner's successor, it gives the same answer; blocks that were kept stay until ``unload``.
+        """
+        with self._lock:
+            if load in self._ended:
+                return self._ended[load]
             one = self._loads.pop(load, None)
             beat = self._beats.pop(load, None)
         if beat is not None:
@@ -208,21 +279,25 @@ class NodeAgent:
             block.handle = plane.settle(block.handle)
         if keep and kept:
             self._kept.add(load, kept)
+        with self._lock:
+            self._ended[load] = status
+            while len(self._ended) > _MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
         return status
 
-    @in_group("control")
+    @by_order("control")
     def recorded(self, load: LoadId, first: int) -> Recorded:
         """Ends the recording of a load, the latest one, and gives a page of it from row ``first`` on."""
         with self._lock:
             latest = self._recorded
         return latest[1].page(first) if latest is not None and latest[0] == load else Recorded()
 
-    @in_group("control")
+    @by_order("control")
     def unload(self, load: LoadId) -> None:
         """Drops the kept blocks of a model."""
         self._kept.drop(load)
 
-    @in_group("control")
+    @by_order("control")
     def holdings(self) -> Holdings:
         """All that this node keeps of loaded models."""
         return self._kept.holdings()
@@ -232,7 +307,7 @@ class NodeAgent:
         """Blocks for another node that takes them over (see ``KeptBlocks.hand``)."""
         return self._kept.hand(keys, timeout_s=timeout_s)
 
-    @in_group("exchange")
+    @by_order("exchange")
     def copy_kept(self, keys: Sequence[BlockKey], source: Any, call_s: float) -> CopyResult:
         """Takes over blocks that another node keeps (see ``KeptBlocks.copy``).
 
@@ -250,7 +325,7 @@ class NodeAgent:
 
         return self._kept.copy(keys, hand, timeout_s=call_s)
 
-    @in_group("control")
+    @by_order("control")
     def hand(self, num_blocks: int) -> tuple[BlockHandle, ...]:
         """Hands blocks over as an exchange does: what that costs is measured with it. 0 lets them go."""
         block = np.zeros(_HANDED_BYTES, np.uint8)
@@ -258,7 +333,7 @@ class NodeAgent:
         self._to_hand = [*self._to_hand, *(self._plane.put(block) for _ in range(missing))] if num_blocks else []
         return tuple(self._to_hand[:num_blocks])
 
-    @in_group("control")
+    @by_order("control")
     def measure(self, request: MeasureRequest) -> NodeMeasurement:
         """Measures this node's processors, memory and disk, and what a put into its object store costs.
 
@@ -275,17 +350,17 @@ class NodeAgent:
         finally:
             self._measuring.release()
 
-    @in_group("control")
+    @by_order("control")
     def lacks_nixl(self, config: WireConfig) -> str:
         """Why this node cannot use NIXL; empty where it can."""
         return self._wires.lacking(config)
 
-    @in_group("control")
+    @by_order("control")
     def lay_out(self, wire: WireName, num_blocks: int, nbytes: int, config: Config) -> tuple[BlockHandle, ...]:
         """Blocks for another node to measure a wire with (see ``NodeWires.lay_out``); 0 lets them go."""
         return self._wires.lay_out(wire, num_blocks, nbytes, config)
 
-    @in_group("control")
+    @by_order("control")
     def measure_wires(self, source: Any, request: WireMeasureRequest, config: Config) -> tuple[WireTimes, ...]:
         """Takes in blocks of another node's agent by each wire, and says how long that took.
 
@@ -294,7 +369,7 @@ class NodeAgent:
         """
         return self._wires.measure(AgentSource(source, config, request.timeout_s), request, config)
 
-    @in_group("control")
+    @by_order("control")
     def stop_measuring(self) -> None:
         """Ends a measurement early; its temporary file goes with it. Harmless where there is none."""
         self._stop_measuring.set()
@@ -307,33 +382,18 @@ class NodeAgent:
             return status
         return replace(status, bytes_nixl=plane.bytes_read, faults=(*status.faults, *plane.faults))
 
+    def _beat(self, program: AgentProgram, pulse: Pulse | None) -> None:
+        """Under the lock."""
+        if pulse is None:
+            return
+        before = self._beats.pop(program.load, None)
+        if before is not None:
+            before.end()
+        self._beats[program.load] = Heartbeat(pulse, program.node)
+
     def _load(self, load: LoadId) -> AgentLoad:
         with self._lock:
             one = self._loads.get(load)
         if one is None:
             raise ClusterError(f"load {load} is not open on this node; the planner has lost track, load again")
         return one
-
-
-class _RayPeer:
-    """Another node's agent behind its actor handle."""
-
-    def __init__(self, node: NodeId, handle: Any, config: Config) -> None:
-        self._node = node
-        self._handle = handle
-        self._call_s = config.deadlines.call_s
-        self._is_given_up = threading.Event()
-
-    def give_up(self) -> None:
-        self._is_given_up.set()
-
-    def exchange(
-        self, load: LoadId, consumer: Consumer, acked: Sequence[int], *, limit: int, timeout_s: float
-    ) -> tuple[Delivery, ...] | None:
-        answer: tuple[Delivery, ...] | None = wait_for(
-            self._handle.exchange.remote(load, consumer, Generation(0), tuple(acked), (), limit, timeout_s),
-            timeout_s=timeout_s + self._call_s,
-            what=f"taking blocks from node {self._node}",
-            unless=self._is_given_up.is_set,
-        )
-        return answer

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from megamind_ray.actors.load_agents import LoadAgents
-from megamind_ray.actors.rerouting import Routes
 from megamind_ray.actors.transfer import Transfer
 from megamind_ray.config import StragglerConfig
 from megamind_ray.core import events as ev
@@ -23,15 +21,12 @@ class ReadOrders:
 
     Args:
         agents: Of the load.
-        routes: The plan as it stands.
         config: When a node is slow.
         clock: Monotonic.
     """
 
-    def __init__(
-        self, agents: LoadAgents, routes: Routes, config: StragglerConfig, *, clock: Callable[[], float]
-    ) -> None:
-        self._agents, self._routes, self._clock = agents, routes, clock
+    def __init__(self, agents: LoadAgents, config: StragglerConfig, *, clock: Callable[[], float]) -> None:
+        self._agents, self._clock = agents, clock
         self._watch = StragglerWatch(config)
 
     def look(self) -> list[ev.Event]:
@@ -56,20 +51,16 @@ class ReadOrders:
         return lost or [ev.ReadsTakenBack(node=order.node, extents=extents)]
 
     def instead(
-        self, order: ins.ReadInstead, transfer: Transfer, nodes: Sequence[NodeId]
-    ) -> tuple[Transfer, list[ev.Event]]:
-        """Has extents read by another node than planned, and their blocks handed on along the line.
+        self, order: ins.ReadInstead, transfer: Transfer, sources: Mapping[NodeId, tuple[NodeId, ...]]
+    ) -> list[ev.Event]:
+        """Has extents read by another node than planned, and their blocks handed on along the line; who was lost.
 
         Args:
             order: What the load machine said.
-            transfer: As it was.
-            nodes: Those that have a part in the load.
-
-        Returns:
-            The transfer with these readers, and who was lost.
+            transfer: With these readers.
+            sources: By node, from whom it takes their blocks.
         """
-        load, sources = transfer.load, self._routes.give(order, nodes)
-        transfer = replace(transfer, plan=self._routes.plan)
+        load = transfer.load
 
         def relay(peers: tuple[NodeId, ...]) -> Callable[[Any], Any]:
             return lambda agent: agent.relay_from.remote(load, peers, True)
@@ -77,4 +68,4 @@ class ReadOrders:
         lost = self._agents.tell({node: relay(peers) for node, peers in sources.items()}, "relaying")
         fragment = transfer.agent_program(order.node, extents=order.extents)
         read = {order.node: lambda agent: agent.read_instead.remote(fragment)}
-        return transfer, [*lost, *self._agents.tell(read, "reading instead of another node")]
+        return [*lost, *self._agents.tell(read, "reading instead of another node")]

@@ -38,6 +38,7 @@ class LoadRecorder:
         settings: How the load is recorded, if it is.
         began_s: When it began, on the clock; None: now.
         clock: Monotonic.
+        entries: What an earlier planner wrote down.
     """
 
     def __init__(
@@ -48,14 +49,20 @@ class LoadRecorder:
         settings: RecordSettings | None,
         began_s: float | None,
         clock: Callable[[], float],
+        entries: Sequence[LogEntry] = (),
     ) -> None:
         self.settings = None if settings is None else settings.shared_by(len(facts.nodes) + facts.num_ranks)
         self.transfer = transfer
         self._facts = facts
         self._began_s = clock() if began_s is None else began_s
         self._clock = clock
-        self._entries: list[LogEntry] = []
+        self._entries: list[LogEntry] = list(entries)
         self._pages: list[Recorded] = []
+
+    @property
+    def entries(self) -> Sequence[LogEntry]:
+        """The log so far."""
+        return self._entries
 
     def took(self, event: Event, said: Sequence[Instruction]) -> float:
         """The machine took an event just now, and said this to it.

@@ -44,6 +44,11 @@ class Ticket:
         self.record = RecordSettings(started_at_s=time())
         self._recorder = self.record.recorder(wall=time, steps=perf_counter)
 
+    def resume_recording(self, settings: RecordSettings) -> None:
+        """Goes on recording a load that an earlier planner began; what that one recorded itself is lost."""
+        self.record = settings
+        self._recorder = settings.recorder(wall=time, steps=perf_counter)
+
     def recorded(self) -> RawRecord | None:
         """What was recorded, when the load is over; None where it was not to be."""
         if self.record is None:

@@ -313,6 +313,7 @@ class DeadlineConfig:
         silence_s: A node without any sign of life, in a load: then it is given up (docs/design/0026).
         stall_s: A load without any progress.
         close_s: Stopping and giving everything back.
+        planner_s: Having a planner again where one was lost (docs/design/0027).
     """
 
     poll_s: float = 5.0
@@ -321,6 +322,7 @@ class DeadlineConfig:
     silence_s: float = 8.0
     stall_s: float = 120.0
     close_s: float = 20.0
+    planner_s: float = 120.0
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):

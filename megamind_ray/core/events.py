@@ -18,6 +18,7 @@ __all__ = [
     "ExtentFailed",
     "LoadStarted",
     "NodeDropped",
+    "PlannerRestarted",
     "RankDone",
     "RankFailed",
     "ReaderSlow",
@@ -127,6 +128,19 @@ class AgentFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerRestarted:
+    """The planner was lost; its successor has told all that are left that it is the one to obey.
+
+    Attributes:
+        reason: How it was lost.
+        lacking: What of each rank had not arrived by then; one that loads and is not in here did not answer.
+    """
+
+    reason: str
+    lacking: tuple[Lacking, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
     """The user, or the end of the driver."""
 
@@ -151,6 +165,7 @@ Event = (
     | NodeDropped
     | ReaderSlow
     | ReadsTakenBack
+    | PlannerRestarted
     | AgentFailed
     | CancelRequested
     | DeadlinePassed

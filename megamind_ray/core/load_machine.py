@@ -14,6 +14,7 @@ from megamind_ray.core.ids import ExtentId, Generation, NodeId, Rank
 from megamind_ray.core.node_loss import Move, Spare, choose_reader, is_between, place_again
 from megamind_ray.core.report import Fault
 from megamind_ray.core.stragglers import bytes_to_keep, describe_straggler, share_reads
+from megamind_ray.core.unheard import Unheard
 from megamind_ray.errors import ClusterError, MegamindError, listed
 from megamind_ray.units import format_bytes
 
@@ -103,12 +104,13 @@ class LoadMachine:
         self._reader = dict(facts.reader)
         # The reader that was asked what it has not begun, while it has not answered.
         self._slow: ev.ReaderSlow | None = None
+        self._unheard = Unheard(facts.consumers, facts.extent_bytes, self._reader)
 
     def handle(self, event: ev.Event) -> list[ins.Instruction]:
         """Takes one event, returns what to do about it, in order."""
         if self.state in (LoadState.DONE, LoadState.FAILED):
             return []
-        return list(_HANDLERS[type(event)](self, event))
+        return self._unheard.note(event, list(_HANDLERS[type(event)](self, event)))
 
     def _started(self, _event: ev.LoadStarted) -> Iterable[ins.Instruction]:
         if self.state is not LoadState.PLANNED:
@@ -325,6 +327,20 @@ class LoadMachine:
         for node, given in sorted(shares.items()):
             yield ins.ReadInstead(node=node, extents=given)
 
+    def _planner_restarted(self, event: ev.PlannerRestarted) -> Iterable[ins.Instruction]:
+        self.state = LoadState.RUNNING
+        if self._slow is not None:  # it may have given away what nobody knows of
+            slow, self._slow = self._slow.node, None
+            self._unheard.note_given(extent for extent, reader in self._reader.items() if reader == slow)
+        yield from self._unheard.say_again(
+            event.reason,
+            [one for one in event.lacking if not self._is_stale(one.rank, one.generation)],
+            loading=[rank for rank, state in self.ranks.items() if state is RankState.LOADING],
+            replacing=[rank for rank, state in self.ranks.items() if state is RankState.REPLACING],
+            generations=self.generations,
+            nodes=[node for node in self.facts.nodes if node in self.nodes],
+        )
+
     def _agent_failed(self, event: ev.AgentFailed) -> Iterable[ins.Instruction]:
         if not self._is_given_up(event.node):
             yield from self._abort(event.error)
@@ -376,6 +392,7 @@ _HANDLERS: Mapping[type, Callable[[LoadMachine, Any], Iterable[ins.Instruction]]
     ev.NodeDropped: LoadMachine._dropped,
     ev.ReaderSlow: LoadMachine._reader_slow,
     ev.ReadsTakenBack: LoadMachine._taken_back,
+    ev.PlannerRestarted: LoadMachine._planner_restarted,
     ev.AgentFailed: LoadMachine._agent_failed,
     ev.CancelRequested: LoadMachine._cancelled,
     ev.DeadlinePassed: LoadMachine._deadline,

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 from megamind_ray.core.ids import NodeId, Rank
 from megamind_ray.testing.injection import InjectingStorage, Read
 
-__all__ = ["NodeStrike", "SlowStorage", "Strike", "WorkerStrike"]
+__all__ = ["NodeStrike", "PlannerStrike", "SlowStorage", "Strike", "WorkerStrike"]
 
 _READS_PER_S: Final = 10
 _BOUND_S: Final = 0.05
@@ -43,7 +43,18 @@ class WorkerStrike:
     noticed_after_s: float = 0.0
 
 
-Strike: TypeAlias = NodeStrike | WorkerStrike
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerStrike:
+    """The planner dies in the middle of whatever it does, and a successor takes over.
+
+    Attributes:
+        after: So many steps of planners were made before: an order to a node, a start of a rank, an event taken.
+    """
+
+    after: int
+
+
+Strike: TypeAlias = NodeStrike | WorkerStrike | PlannerStrike
 
 
 class SlowStorage:

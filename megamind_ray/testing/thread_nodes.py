@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -14,11 +15,13 @@ import numpy.typing as npt
 from megamind_ray.actors.agent_load import AgentLoad
 from megamind_ray.actors.block_pool import PoolClosedError
 from megamind_ray.actors.messages import Consumer, Delivery, rank_consumer
+from megamind_ray.actors.rank_load import RankLoad
+from megamind_ray.core import events as ev
 from megamind_ray.core.ids import Generation, LoadId, NodeId, Rank
-from megamind_ray.errors import ClusterError
+from megamind_ray.errors import ClusterError, MegamindError
 from megamind_ray.testing.fakes import MemoryPlane
 
-__all__ = ["Calls", "HomeCalls", "NodeWire", "PeerCalls", "ThreadNode"]
+__all__ = ["Calls", "HomeCalls", "NodeWire", "PeerCalls", "ThreadNode", "ThreadRank"]
 
 _FIRST: Final = Generation(0)
 _LOOK_S: Final = 0.001
@@ -132,3 +135,55 @@ class HomeCalls:
         self._fleet.call(self._node, self._node)
         assert self._node.load is not None
         self._node.load.retire_rank(self._rank, self._generation)
+
+
+class ThreadRank:
+    """A generation of a rank: its load runs on a thread, and what it came to is there for every planner that asks.
+
+    Attributes:
+        load: Of the rank.
+        node: Where it is.
+        generation: Which.
+        has_died: Its worker did.
+    """
+
+    def __init__(self, load: RankLoad, rank: Rank, home: ThreadNode) -> None:
+        self.load = load
+        self.node = home.node
+        self.generation = load.generation
+        self.has_died = False
+        self._rank, self._home = rank, home
+        self._came_to: ev.Event | None = None
+        self._ended = threading.Event()
+
+    def begin(self, agent: HomeCalls, stop: threading.Event, broken: list[str]) -> None:
+        """Starts the thread.
+
+        Args:
+            agent: Of its node.
+            stop: Set when the load ends.
+            broken: Takes the text of an error that should not be.
+        """
+        threading.Thread(target=self._fill, args=(agent, stop, broken), daemon=True).start()
+
+    def wait(self, timeout_s: float) -> ev.Event | None:
+        """What it came to; None where it was stopped, or that takes longer."""
+        self._ended.wait(timeout_s)
+        if self.has_died and not self._home.has_crashed.is_set():
+            return ev.WorkerLost(rank=self._rank, generation=self.generation, reason="it died")
+        return self._came_to
+
+    def _fill(self, agent: HomeCalls, stop: threading.Event, broken: list[str]) -> None:
+        try:
+            self.load.receive(agent)
+            self._came_to = ev.RankDone(rank=self._rank, generation=self.generation)
+        except MegamindError as error:
+            # As the driver does: a rank that fails with its node is lost with it.
+            if self._home.has_crashed.is_set():
+                self._came_to = ev.AgentLost(node=self.node, reason=str(error))
+            elif not self.load.is_stopped and not stop.is_set():
+                self._came_to = ev.RankFailed(rank=self._rank, generation=self.generation, error=error)
+        except Exception:  # noqa: BLE001 - nobody is above this thread; ``ThreadFleet.run`` shows it
+            broken.append(traceback.format_exc())
+        finally:
+            self._ended.set()

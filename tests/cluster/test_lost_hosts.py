@@ -19,6 +19,13 @@ from megamind_ray.testing.testbed import Bed, Host, bed_node, switched
 
 BOUND_S = 90.0
 TWO = mm.Parallel(dp=2)
+# Where it runs, the planner is.
+_START = """
+import sys
+import megamind_ray as mm
+with mm.connect(lifetime="detached") as cluster:
+    cluster.load(sys.argv[1], name="first", keep=False)
+"""
 _LOAD = """
 import json, sys
 import megamind_ray as mm
@@ -79,3 +86,25 @@ def test_a_cut_of_five_seconds_loses_nobody(bed: Bed, llama: Path) -> None:
 
     report, _ = load_through(bed, llama, cut)
     assert [fault for fault in report.faults if fault.kind.endswith("_lost")] == []
+
+
+def test_a_planner_that_is_lost_with_its_host_is_started_on_that_of_a_client(bed: Bed, llama: Path) -> None:
+    """With it goes an agent and a rank; the client waits on another host."""
+    server = bed.serve(llama)
+    victim = bed.hosts[-1]
+    started = victim.start(sys.executable, "-c", _START, server.uri).wait(BOUND_S)
+    assert started.returncode == 0, started.stderr
+    server.hold_after(2_500_000)
+    driver = bed.head.start(sys.executable, "-c", _LOAD, server.uri)
+    assert server.wait_until_holding(BOUND_S), driver.errors
+    victim.power_off()
+    server.release()
+    done = driver.wait(BOUND_S)
+    assert done.returncode == 0, done.stderr
+    answer: Any = json.loads(done.stdout.splitlines()[-1])
+    for rank in TWO.ranks:
+        assert answer["held"][rank] == json.loads(json.dumps(digest_all(expected_state_dict(llama, TWO, rank))))
+    report = mm.LoadReport.from_json(answer["report"])
+    kinds = [fault.kind for fault in report.faults]
+    assert kinds[0] == "planner_lost"
+    assert set(kinds) <= {"planner_lost", "node_lost"}

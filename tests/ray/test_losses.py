@@ -197,14 +197,15 @@ def test_a_load_that_queues_can_be_cancelled_at_once(cluster: mm.Cluster, folder
 
 def test_a_load_that_ended_while_its_caller_gave_up_leaves_no_model(client: mm.Cluster, folder: Path) -> None:
     """The caller's thread is interrupted after the last byte came and before it took the report."""
+    from megamind_ray.actors.client import _LoadCall
     from megamind_ray.actors.messages import LoadRequest
 
     inside = client._client
     request = LoadRequest(uri=str(folder), parallel=FOUR, name=None, keep=False, config=mm.load_config())
-    ref = inside._planner.load.remote("ticket", request)
-    ray.wait([ref], timeout=BOUND_S)
+    call = _LoadCall(inside._reach, "ticket", request)
+    ray.wait([call.ref], timeout=BOUND_S)
     assert len(client.models()) == 1
-    inside._call_off("ticket", ref)
+    inside._call_off(call, KeyboardInterrupt())
     assert client.models() == []
 
 

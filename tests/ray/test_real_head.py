@@ -8,7 +8,9 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -24,28 +26,49 @@ ray.init(address=sys.argv[1], log_to_driver=False)
 ray.kill(ray.get_actor("orphan/planner", namespace="megamind"))
 """
 
+_KILL_PLANNER = """
+import os, signal, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+planner = ray.get_actor(sys.argv[2] + "/planner", namespace="megamind")
+os.kill(ray.get(planner.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+"""
+
 _LOSE_PLANNER_AND_RAY = """
 import os, signal, sys, ray
 import megamind_ray as mm
 said = []
 cluster = mm.connect(sys.argv[1])
-cluster.load(sys.argv[2])
+cluster.load(sys.argv[2], name="first")
 planner = ray.get_actor("default/planner", namespace="megamind")
 os.kill(ray.get(planner.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
-try:
-    cluster.load(sys.argv[2])
-except mm.ClusterError as error:
-    assert "planner" in str(error), error
-    said.append("lost")
-again = mm.connect(sys.argv[1])
-again.load(sys.argv[2])
-said.append("loaded again")
+cluster.unload("first")
+cluster.load(sys.argv[2], name="second")
+said += [model.name for model in mm.connect(sys.argv[1]).models()]
 ray.shutdown()
 try:
-    again.models()
+    cluster.models()
 except mm.ClusterError:
     said.append("left")
 print(*said, ray.is_initialized(), sep=", ")
+"""
+
+# Loads into a fleet of its own that is taken down meanwhile.
+_LOSE_FLEET = """
+import sys, threading
+import megamind_ray as mm
+from megamind_ray.testing.background import Background
+from megamind_ray.testing.range_server import RangeServer
+from pathlib import Path
+settings = mm.load_config(overrides={"deadlines": {"call_s": 4.0, "planner_s": 5.0}})
+with (
+    mm.connect(sys.argv[1], fleet="gone", lifetime="detached", config=settings) as client,
+    RangeServer(Path(sys.argv[2]), hold_after_bytes=2 << 20) as server,
+):
+    load = Background(lambda: client.load(server.uri + "/model.safetensors"))
+    assert server.wait_until_holding()
+    mm.down(sys.argv[1], fleet="gone")
+    load.wait(60)
+    print(type(load.error).__name__, load.error)
 """
 
 
@@ -101,20 +124,31 @@ def test_a_detached_model_stays_until_it_is_unloaded_and_its_fleet_until_down(he
     assert head.actors() == []
 
 
-def test_down_ends_a_fleet_whose_planner_is_gone(head: RealCluster, folder: Path) -> None:
-    head.megamind_json("load", str(folder), "--tp", "2", "--detach", "--fleet", "orphan")
+def test_a_detached_fleet_without_a_planner_is_taken_over_by_the_next_client(head: RealCluster, folder: Path) -> None:
+    """The planner was ended for good, as it is with its node; `down` ends such a fleet, too."""
+    head.megamind_json("load", str(folder), "--tp", "2", "--detach", "--fleet", "orphan", "--name", "stays")
     head.python(_KILL_ORPHAN, head.address)
-    refused = head.megamind("load", str(folder), "--detach", "--fleet", "orphan")
-    assert refused.returncode != 0
-    assert "megamind down --fleet orphan" in " ".join(refused.stderr.split())
-    head.megamind_json("down", "--fleet", "orphan")
+    assert len(head.actors()) == 3
+    document = head.megamind_json("load", str(folder), "--detach", "--fleet", "orphan", "--name", "more")
+    assert document["faults"] == []
+    assert [one["name"] for one in head.megamind_json("models", "--fleet", "orphan")["models"]] == ["stays", "more"]
+    head.python(_KILL_ORPHAN, head.address)
+    assert len(head.megamind_json("down", "--fleet", "orphan")["ended"]) == 3
     assert head.actors() == []
 
 
 def test_a_process_outlives_its_planner_and_its_connection(head: RealCluster, folder: Path) -> None:
     """The planner is killed from outside, as by the kernel for want of memory; later the user calls ray.shutdown()."""
     output = head.python(_LOSE_PLANNER_AND_RAY, head.address, str(folder))
-    assert output.splitlines()[-1] == "lost, loaded again, left, False", output
+    assert output.splitlines()[-1] == "second, left, False", output
+    assert head.actors() == []
+
+
+def test_a_fleet_that_is_taken_down_under_a_load_is_not_started_anew(head: RealCluster, folder: Path) -> None:
+    said = head.python(_LOSE_FLEET, head.address, str(folder)).splitlines()[-1]
+    assert said.startswith("ClusterError")
+    assert "no planner could be had again" in said
+    assert "connect again" in said
     assert head.actors() == []
 
 
@@ -125,19 +159,25 @@ def test_commands_that_only_ask_start_nothing(head: RealCluster) -> None:
     assert head.actors() == []
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    process: subprocess.Popen[str]
+    server: RangeServer
+
+
 @contextmanager
-def load_held_in_the_middle(head: RealCluster, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def load_held_in_the_middle(head: RealCluster, folder: Path, *options: str) -> Iterator[Held]:
     """A ``megamind load`` that has read the first half of its weights and waits for the other."""
     with RangeServer(folder, hold_after_bytes=2 << 20) as server:
         command = ["megamind", "load", f"{server.uri}/model.safetensors", "--tp", "2", "--address", head.address]
         with subprocess.Popen(
-            command, env=head.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, *options], env=head.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as load:
             try:
                 if not server.wait_until_holding():
                     load.kill()
                     raise AssertionError(f"the load did not get so far: {load.communicate()}")
-                yield load
+                yield Held(load, server)
             finally:
                 load.kill()
 
@@ -146,17 +186,46 @@ def load_held_in_the_middle(head: RealCluster, folder: Path) -> Iterator[subproc
 def test_an_interrupt_in_the_middle_leaves_nothing_and_exits_130(
     head: RealCluster, folder: Path, sent: signal.Signals
 ) -> None:
-    with load_held_in_the_middle(head, folder) as load:
-        load.send_signal(sent)
-        stdout, stderr = load.communicate(timeout=BOUND_S)
-    assert load.returncode == 130, stderr
+    with load_held_in_the_middle(head, folder) as held:
+        held.process.send_signal(sent)
+        stdout, stderr = held.process.communicate(timeout=BOUND_S)
+    assert held.process.returncode == 130, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
     assert head.actors() == []
 
 
 def test_a_killed_driver_takes_its_fleet_with_it(head: RealCluster, folder: Path) -> None:
-    with load_held_in_the_middle(head, folder) as load:
-        load.kill()
-        load.wait(BOUND_S)
+    with load_held_in_the_middle(head, folder) as held:
+        held.process.kill()
+        held.process.wait(BOUND_S)
         head.wait_until_no_actors()
+
+
+def test_a_detached_load_goes_on_without_its_driver_also_where_its_planner_is_killed_too(
+    head: RealCluster, folder: Path
+) -> None:
+    with load_held_in_the_middle(head, folder, "--detach", "--name", "alone", "--fleet", "alone") as held:
+        held.process.kill()
+        held.process.wait(BOUND_S)
+        head.python(_KILL_PLANNER, head.address, "alone")
+        held.server.release()
+        deadline = monotonic() + BOUND_S
+        while not (models := head.megamind_json("models", "--fleet", "alone")["models"]) and monotonic() < deadline:
+            pass  # each question takes a second
+    assert [model["name"] for model in models] == ["alone"]
+    assert len(head.actors()) == 4
+    head.megamind_json("down", "--fleet", "alone")
+    assert head.actors() == []
+
+
+def test_the_command_line_outlives_the_planner(head: RealCluster, folder: Path) -> None:
+    with load_held_in_the_middle(head, folder, "--json") as held:
+        head.python(_KILL_PLANNER, head.address, "default")
+        held.server.release()
+        stdout, stderr = held.process.communicate(timeout=BOUND_S)
+    assert held.process.returncode == 0, stderr
+    document = json.loads(stdout)
+    assert [fault["kind"] for fault in document["faults"]] == ["planner_lost"]
+    assert document["bytes_from_storage"] == document["bytes_total"]
+    assert head.actors() == []

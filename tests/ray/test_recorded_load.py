@@ -101,7 +101,7 @@ def test_a_load_that_is_not_recorded_leaves_nothing_to_fetch(cluster: mm.Cluster
     cluster.load(folder, name="plain", keep=False).unload()
 
     client = cluster._client
-    assert client._ask(lambda: client._planner.record.remote("no such ticket"), "asking") is None
+    assert client._ask(lambda planner: planner.record.remote("no such ticket"), "asking") is None
 
 
 def test_the_loss_of_a_worker_is_recorded_and_replayed_exactly(

@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from megamind_ray.actors.departures import Departures
-from megamind_ray.actors.fleet import NodeResources
 from megamind_ray.actors.kept_blocks import Holdings
 from megamind_ray.actors.messages import AgentFacts, DrainRequest
+from megamind_ray.actors.spawner import NodeResources
 from megamind_ray.config import Config
 from megamind_ray.core.departure import DrainReport
 from megamind_ray.core.evacuation import HeldBlock

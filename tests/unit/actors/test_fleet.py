@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from megamind_ray.actors import fleet as fleet_module
-from megamind_ray.actors.fleet import Fleet, NodeResources
+from megamind_ray.actors.fencing import Epoch
+from megamind_ray.actors.fleet import Fleet
 from megamind_ray.actors.messages import AgentFacts, Lifetime, WorkerFacts
+from megamind_ray.actors.spawner import NodeResources
 from megamind_ray.config import Config
 from megamind_ray.core.ids import NodeId
 from megamind_ray.errors import ClusterError
@@ -42,6 +44,8 @@ class Cluster:
         killed: Nodes of the actors that were ended.
     """
 
+    lineage = ""
+
     def __init__(self) -> None:
         self.living = {A, B}
         self.goes: set[NodeId] = set()
@@ -53,6 +57,12 @@ class Cluster:
 
     def here(self) -> NodeId:
         return A
+
+    def take_command(self, epoch: Epoch) -> None:
+        raise NotImplementedError
+
+    def members(self) -> list[tuple[str, Any]]:
+        raise NotImplementedError
 
     def agent(self, name: str, node: NodeId, lifetime: Lifetime) -> Actor:
         sizes = dict.fromkeys(("memory_bytes", "pool_bytes", "pool_dir_bytes", "pool_dir_free_bytes"), 1)

@@ -1,9 +1,10 @@
-"""Nodes lost in the middle of a load, without Ray: every byte arrives, and nothing is left in a pool."""
+"""Nodes and planners lost in the middle of a load, without Ray: every byte arrives, nothing is left in a pool."""
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from megamind_ray.testing.fleet_cases import (
     spares_on,
     transfer,
 )
-from megamind_ray.testing.strikes import NodeStrike, Strike, WorkerStrike
+from megamind_ray.testing.strikes import NodeStrike, PlannerStrike, Strike, WorkerStrike
 from megamind_ray.testing.thread_fleet import ThreadFleet
 
 NUM_SCHEDULES = 120
+NUM_PLANNER_SCHEDULES = 120
 _MOST_CALLS = 700  # a load makes about 1,000 between actors
 S0, S1 = NodeId("s0"), NodeId("s1")
 
@@ -128,6 +130,10 @@ def test_whatever_is_lost_when_every_byte_arrives_or_the_load_says_why(folder: P
         shaken=seed,
     )
     fleet.run()
+    require_right_or_said_why(fleet, folder, layout, blind)
+
+
+def require_right_or_said_why(fleet: ThreadFleet, folder: Path, layout: Layout, blind: Sequence[NodeId]) -> None:
     if fleet.error is None:
         require_right(fleet, folder, layout)
         return
@@ -135,3 +141,55 @@ def test_whatever_is_lost_when_every_byte_arrives_or_the_load_says_why(folder: P
     lost = {entry.event.node for entry in fleet.log if isinstance(entry.event, ev.AgentLost)}
     assert lost >= {S0, S1} or (blind and len(lost) >= len(layout.nodes)), f"{fleet.error}, {lost}"
     assert fleet.live_bytes == {}
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3], LAYOUTS[5]], ids=str)
+@pytest.mark.parametrize("step", [0, 2, 4, 8, 9, 11])
+def test_a_planner_that_dies_at_any_step_of_a_start_is_succeeded_and_no_byte_is_read_twice(
+    folder: Path, layout: Layout, step: int
+) -> None:
+    fleet = ThreadFleet(
+        transfer(folder, layout), config(force_pool=layout.force_pool), strikes=[PlannerStrike(after=step)]
+    )
+    fleet.run()
+    require_right(fleet, folder, layout)
+    assert [fault.fault.kind for fault in said(fleet, ins.RecordFault)] == ["planner_lost"]
+    assert said(fleet, ins.ReadAgain) == []
+
+
+def test_a_planner_that_dies_again_and_again_is_succeeded_each_time(folder: Path) -> None:
+    layout = LAYOUTS[0]
+    strikes = [PlannerStrike(after=step) for step in range(0, 60, 3)]
+    fleet = ThreadFleet(transfer(folder, layout), config(force_pool=True), strikes=strikes)
+    fleet.run()
+    require_right(fleet, folder, layout)
+
+
+@pytest.mark.parametrize("after", range(14))
+def test_a_planner_that_dies_while_it_gives_a_node_up_leaves_that_to_the_next(folder: Path, after: int) -> None:
+    """At each step of it: the load's start takes 10 or so, then come the node's loss, its detour, the moved rank."""
+    layout = LAYOUTS[0]
+    fleet = ThreadFleet(
+        transfer(folder, layout, spares=spares_on(S0)),
+        config(force_pool=True),
+        strikes=[NodeStrike(after=40, node=plan_of(folder, layout).line[1]), PlannerStrike(after=10 + after)],
+    )
+    fleet.run()
+    require_right(fleet, folder, layout)
+    assert {move.node for drop in said(fleet, ins.DropNode) for move in drop.moves} == {S0}
+
+
+@pytest.mark.parametrize("seed", range(NUM_PLANNER_SCHEDULES))
+def test_whatever_is_lost_with_the_planner_every_byte_arrives_or_the_load_says_why(folder: Path, seed: int) -> None:
+    layout, strikes, blind, blocks_in_pool, gpus = schedule(seed)
+    chance = random.Random(1000 + seed)
+    strikes += [PlannerStrike(after=chance.randrange(60)) for _ in range(chance.choice((1, 1, 2, 3)))]
+    fleet = ThreadFleet(
+        transfer(folder, layout, spares=spares_on(S0, S1, gpus=gpus), blocks_in_pool=blocks_in_pool),
+        config(force_pool=layout.force_pool),
+        strikes=strikes,
+        blind=blind,
+        shaken=seed,
+    )
+    fleet.run()
+    require_right_or_said_why(fleet, folder, layout, blind)

@@ -23,7 +23,7 @@ from megamind_ray.testing.fleet_cases import (
     spares_on,
     transfer,
 )
-from megamind_ray.testing.strikes import NodeStrike, SlowStorage, Strike, WorkerStrike
+from megamind_ray.testing.strikes import NodeStrike, PlannerStrike, SlowStorage, Strike, WorkerStrike
 from megamind_ray.testing.thread_fleet import ThreadFleet
 
 NUM_SCHEDULES = 36
@@ -78,6 +78,18 @@ def test_what_a_slow_reader_has_not_begun_is_read_by_others(folder: Path, layout
     assert {fault.kind for fault in faults} == {"straggler"}
     assert any(fault.where.startswith(f"node {slow}: ") for fault in faults)
     assert {fault.bytes_retried for fault in faults} == {0}
+
+
+@pytest.mark.parametrize("step", range(10, 40, 2))
+def test_what_a_slow_reader_gave_away_is_read_though_the_planner_that_took_it_dies(folder: Path, step: int) -> None:
+    """Before it asks, between the answer and the orders to others, and after them."""
+    layout = LAYOUTS[0]
+    storage = SlowStorage(layout.nodes, [layout.nodes[0]])
+    fleet = ThreadFleet(
+        transfer(folder, layout), config(force_pool=True), storage=storage, strikes=[PlannerStrike(after=step)]
+    )
+    fleet.run()
+    require_right(fleet, folder, layout)
 
 
 def test_switched_off_the_slow_reader_reads_all_of_its_own(folder: Path) -> None:

@@ -81,6 +81,14 @@ EVENTS: dict[type, st.SearchStrategy[Any]] = {
     ev.ReadsTakenBack: st.builds(
         ev.ReadsTakenBack, node=NODE, extents=st.lists(st.sampled_from([*FACTS.reader]), max_size=3).map(tuple)
     ),
+    ev.PlannerRestarted: st.builds(
+        ev.PlannerRestarted,
+        reason=TEXT,
+        lacking=st.lists(
+            st.builds(Lacking, rank=RANK, generation=GENERATION, extents=st.lists(EXTENT, max_size=3).map(tuple)),
+            max_size=2,
+        ).map(tuple),
+    ),
     ev.AgentFailed: st.builds(ev.AgentFailed, node=NODE, error=ERROR),
     ev.CancelRequested: st.builds(ev.CancelRequested, reason=TEXT),
     ev.DeadlinePassed: st.builds(ev.DeadlinePassed, what=TEXT),
