@@ -15,16 +15,17 @@ improves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.policies.costs import Float64Array, TransferCosts, sums
 
-__all__ = ["Busy", "NodeClass", "share_out"]
+__all__ = ["Busy", "NodeClass", "can_share", "share_out"]
 
-_STEPS = 40
+# How near to the smallest deadline bisection comes.
+_PRECISION = 1e-8
 _SLACK = 1e-12
 _SWEEPS = 4
 # An improvement of the busiest resource that is worth another sweep.
@@ -83,12 +84,13 @@ class Busy:
 
     def add(self, costs: TransferCosts, item: NodeClass, read: Float64Array, sign: float = 1.0) -> None:
         """Counts a class of which each member reads so many bytes; ``sign=-1`` takes it off again."""
-        total, members = float(read.sum()), item.members
-        here = read[:, None] * _per_byte(costs, item)
-        self.nodes[members] += sign * (here + ((total - read) * item.need)[:, None] * costs.take[members])
-        self.nodes[members] += sign * total * _passed_on(costs, item)[:, None] * costs.send[members]
+        self._add(costs, _Way.of(costs, item), read, sign)
+
+    def _add(self, costs: TransferCosts, way: _Way, read: Float64Array, sign: float = 1.0) -> None:
+        total, members, around = float(read.sum()), way.item.members, way.around
+        here = read[:, None] * way.per_byte + (total - read)[:, None] * way.taken + total * way.passed
+        self.nodes[members] += sign * here
         self._add_storage(costs, members, sign * read)
-        around = _Racks.of(costs, item)
         if len(around.racks) > 1:
             inside = sums(around.index, read, 0)
             leaving = around.sends * inside + total * around.passed_on
@@ -115,95 +117,123 @@ def share_out(
         room: By node, how many bytes it should read at most; what fits nowhere is shared out by time alone.
     """
     left = None if room is None else room.copy()
-    shares: list[Float64Array] = []
-    for item in classes:
-        shares.append(_taken(costs, busy, item, left))
+    ways = [_Way.of(costs, item) for item in classes]
+    shares = [_taken(costs, busy, way, left) for way in ways]
     if len(classes) < 2:
         return shares
     level = busy.seconds
     for _ in range(_SWEEPS):
-        for position, item in enumerate(classes):
-            busy.add(costs, item, shares[position], -1.0)
+        for position, way in enumerate(ways):
+            busy._add(costs, way, shares[position], -1.0)
             if left is not None:
-                left[item.members] += shares[position]
-            shares[position] = _taken(costs, busy, item, left)
+                left[way.item.members] += shares[position]
+            shares[position] = _taken(costs, busy, way, left)
         if busy.seconds > level * (1 - _WORTH):
             break
         level = busy.seconds
     return shares
 
 
-def _taken(costs: TransferCosts, busy: Busy, item: NodeClass, left: Float64Array | None) -> Float64Array:
+def can_share(costs: TransferCosts, busy: Busy, classes: Sequence[NodeClass], deadline_s: float) -> bool:
+    """Whether each of the classes, were it alone with what is busy, could be shared out by a deadline.
+
+    If not, ``share_out`` comes to no deadline so early; it takes a small part of its time.
+    """
+    for item in classes:
+        way = _Way.of(costs, item)
+        room = np.full(len(item.members), item.nbytes)
+        ranges = _ranges(costs, busy, way, room, way.without(busy), way.per_byte - way.taken)
+        if ranges(deadline_s)[1] < 0:
+            return False
+    return True
+
+
+def _taken(costs: TransferCosts, busy: Busy, way: _Way, left: Float64Array | None) -> Float64Array:
     """The share of each member, counted in ``busy`` and taken from what room is ``left``."""
-    room = np.full(len(item.members), np.inf) if left is None else np.maximum(left[item.members], 0.0)
-    share = _share(costs, busy, item, room)
-    busy.add(costs, item, share)
+    members = way.item.members
+    room = np.full(len(members), np.inf) if left is None else np.maximum(left[members], 0.0)
+    share = _share(costs, busy, way, room)
+    busy._add(costs, way, share)
     if left is not None:
-        left[item.members] -= share
+        left[members] -= share
     return share
 
 
-def _share(costs: TransferCosts, busy: Busy, item: NodeClass, room: Float64Array) -> Float64Array:
-    total = float(room.sum())
+def _share(costs: TransferCosts, busy: Busy, way: _Way, room: Float64Array) -> Float64Array:
+    total, item = float(room.sum()), way.item
     if total >= item.nbytes:
-        return _within(costs, busy, item, np.minimum(room, item.nbytes))
+        return _within(costs, busy, way, np.minimum(room, item.nbytes))
     # Not all can be kept anyway: what does not fit is spread by time alone.
     full = Busy(busy.nodes.copy(), busy.rack_in.copy(), busy.rack_out.copy())
-    full.add(costs, item, room)
-    rest = NodeClass(item.members, item.nbytes - total, item.need)
-    return room + _within(costs, full, rest, np.full(len(room), rest.nbytes))
+    full._add(costs, way, room)
+    rest = replace(item, nbytes=item.nbytes - total)
+    return room + _within(costs, full, replace(way, item=rest), np.full(len(room), rest.nbytes))
 
 
-def _within(costs: TransferCosts, busy: Busy, item: NodeClass, room: Float64Array) -> Float64Array:
+def _within(costs: TransferCosts, busy: Busy, way: _Way, room: Float64Array) -> Float64Array:
     """The share of each member at the smallest deadline that leaves room for all bytes."""
-    taken = costs.take[item.members] * item.need[:, None]
-    passed = item.nbytes * _passed_on(costs, item)[:, None] * costs.send[item.members]
-    base = busy.nodes[item.members] + item.nbytes * taken + passed
-    slope = _per_byte(costs, item) - taken
-    ranges = _ranges(costs, busy, item, room, base, slope)
+    item, around = way.item, way.around
+    base, slope = way.without(busy), way.per_byte - way.taken
     # A resource that reading neither loads nor spares does not count: it is as busy whoever reads.
     late = max(float(np.where(slope != 0, base + item.nbytes * np.abs(slope), 0.0).max()), 1e-12)
-    early, found = 0.0, ranges(late)
-    while found is None:
-        early, late = late, 2 * late
-        found = ranges(late)
-    for _ in range(_STEPS):
-        middle = (early + late) / 2
-        better = ranges(middle)
-        early, late = (early, middle) if better is not None else (middle, late)
-        found = better or found
+    found = _earliest(_ranges(costs, busy, way, room, base, slope), late)
     low, high, rack_low, rack_high = found
-    _, index = np.unique(costs.rack[item.members], return_inverse=True)
     share = np.empty(len(low))
     for rack, amount in enumerate(_fill(rack_low, rack_high, item.nbytes).tolist()):
-        here = index == rack
+        here = around.index == rack
         share[here] = _fill(low[here], high[here], amount)
     return share
 
 
-def _ranges(
-    costs: TransferCosts, busy: Busy, item: NodeClass, room: Float64Array, base: Float64Array, slope: Float64Array
-) -> Callable[[float], _Ranges | None]:
-    """By deadline the least and most bytes by member, and by rack; None where they leave no room for all bytes."""
-    nodes = _Limits.of(base, slope)
-    around = _Racks.of(costs, item)
-    index, uplinks = around.index, around.limits(costs, busy, item) if len(around.racks) > 1 else None
+def _earliest(ranges: Callable[[float], tuple[_Ranges, float]], late: float) -> _Ranges:
+    """The ranges at the smallest deadline that leaves room for all bytes, to a precision.
 
-    def at(deadline_s: float) -> _Ranges | None:
+    What is missing, or left, is piecewise linear in the deadline. So a straight line between a deadline that is too
+    early and one that is not soon tells where nothing is missing; a halving now and then makes sure of an end.
+    """
+    early, missing = 0.0, -np.inf
+    found, left = ranges(late)
+    while left < 0:
+        early, missing, late = late, left, 2 * late
+        found, left = ranges(late)
+    turn = 0
+    while late - early > _PRECISION * late:
+        middle = (early + late) / 2
+        if turn % 3 and missing > -np.inf and left - missing > 0:
+            # A little to each side of where the line says, by turns, so that both ends come near.
+            root = early - missing * (late - early) / (left - missing)
+            aside = _PRECISION * late / 3
+            middle = min(max(root + (aside if turn % 3 == 1 else -aside), early + aside), late - aside)
+        turn += 1
+        better, more = ranges(middle)
+        if more >= 0:
+            late, left, found = middle, more, better
+        else:
+            early, missing = middle, more
+    return found
+
+
+def _ranges(
+    costs: TransferCosts, busy: Busy, way: _Way, room: Float64Array, base: Float64Array, slope: Float64Array
+) -> Callable[[float], tuple[_Ranges, float]]:
+    """By deadline the least and most bytes by member, and by rack; and the bytes to spare, or less than none."""
+    nodes, item, around = _Limits.of(base, slope), way.item, way.around
+    index, uplinks = around.index, around.limits(costs, busy, item) if len(around.racks) > 1 else None
+    # Rooms may add up to just the bytes, give or take a rounding.
+    slack = item.nbytes * _SLACK
+
+    def at(deadline_s: float) -> tuple[_Ranges, float]:
         least, most = nodes.at(deadline_s)
-        low, high = np.maximum(least.max(axis=1), 0.0), np.clip(most.min(axis=1), 0.0, room)
-        if (low > high).any():
-            return None
+        low, high = np.maximum(least.max(axis=1), 0.0), np.minimum(np.maximum(most.min(axis=1), 0.0), room)
         rack_low, rack_high = sums(index, low, 0), sums(index, high, 0)
+        short = float((high - low).min())
         if uplinks is not None:
             least, most = uplinks.at(deadline_s)
             rack_low = np.maximum(rack_low, least.max(axis=1))
             rack_high = np.minimum(rack_high, np.maximum(most.min(axis=1), 0.0))
-            if (rack_low > rack_high).any():
-                return None
-        # Rooms may add up to just the bytes, give or take a rounding.
-        enough = rack_low.sum() <= item.nbytes * (1 + _SLACK) and rack_high.sum() >= item.nbytes * (1 - _SLACK)
-        return (low, high, rack_low, rack_high) if enough else None
+            short = min(short, float((rack_high - rack_low).min()))
+        spare = min(item.nbytes - float(rack_low.sum()), float(rack_high.sum()) - item.nbytes) + slack
+        return (low, high, rack_low, rack_high), min(short, spare) if short < 0 else spare
 
     return at
 
@@ -276,16 +306,41 @@ class _Racks:
         return _Limits.of(now + item.nbytes * uplink[:, None] * base, uplink[:, None] * more)
 
 
-def _per_byte(costs: TransferCosts, item: NodeClass) -> Float64Array:
-    """``[member, kind]``, seconds of a byte that the member reads, beyond those of one that another reads."""
-    sends, passed_on = _along(item.need, costs.line[item.members])
-    more = (sends - passed_on)[:, None] * costs.send[item.members]
-    result: Float64Array = costs.read[item.members] + costs.pack[item.members] + more
-    return result
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What a byte of a class costs by who reads it: the same however much each reads.
 
+    Attributes:
+        item: The class.
+        per_byte: ``[member, kind]``, seconds of a byte that the member reads, beyond ``passed``.
+        taken: The same, of one that another reads.
+        passed: The same, of each byte, whoever reads it.
+        around: The racks.
+    """
 
-def _passed_on(costs: TransferCosts, item: NodeClass) -> Float64Array:
-    return _along(item.need, costs.line[item.members])[1]
+    item: NodeClass
+    per_byte: Float64Array
+    taken: Float64Array
+    passed: Float64Array
+    around: _Racks
+
+    @classmethod
+    def of(cls, costs: TransferCosts, item: NodeClass) -> _Way:
+        members = item.members
+        sends, passed_on = _along(item.need, costs.line[members])
+        send = costs.send[members]
+        return cls(
+            item=item,
+            per_byte=costs.read[members] + costs.pack[members] + (sends - passed_on)[:, None] * send,
+            taken=item.need[:, None] * costs.take[members],
+            passed=passed_on[:, None] * send,
+            around=_Racks.of(costs, item),
+        )
+
+    def without(self, busy: Busy) -> Float64Array:
+        """``[member, kind]``, for how long members are busy if they read nothing."""
+        result: Float64Array = busy.nodes[self.item.members] + self.item.nbytes * (self.taken + self.passed)
+        return result
 
 
 def _along(need: Float64Array, place: Int64Array) -> tuple[Float64Array, Float64Array]:

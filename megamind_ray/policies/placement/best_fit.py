@@ -26,7 +26,6 @@ from megamind_ray.policies.placement.domains import Domain, Level, Slot, domains
 from megamind_ray.policies.placement.locality import Group, groups_of, is_kept
 from megamind_ray.policies.placement.makespan import Makespan
 from megamind_ray.policies.placement.one_by_one import one_by_one
-from megamind_ray.policies.placement.refutation import refute
 from megamind_ray.policies.placement.relaxation import least_seconds
 from megamind_ray.units import format_bytes
 
@@ -37,12 +36,12 @@ _GOOD_ENOUGH = 1.01
 # One that is so much sooner is worth another node, gang by gang less tight.
 _WORTH = 0.995
 _NUM_DEADLINES, _NUM_DEADLINES_OF_LARGE = 8, 3
-# Improving exchange by exchange is for meshes that people look at; it costs seconds beyond them.
+# Improving change by change is for meshes that people look at.
 _MAX_DESCENT_RANKS = 128
-# Where the best is so far from what none can beat, others are searched for, by steps that are so much shorter. Looking
-# closely at a placement takes as long as some steps.
-_WORTH_A_SEARCH, _WORTH_A_STEP = 1.03, 0.98
-_MAX_SEARCH_STEPS, _STEPS_OF_A_CANDIDATE, _MAX_SEARCH_RANKS = 1_000, 10, 32
+# It may take as long as the rest of planning and a part of the seconds by which the load could be shorter at best, and
+# never more than two seconds; counted in steps, which take about so long, so that equal requests get equal placements
+# on every machine.
+_PART_OF_GAIN, _STEP_S, _LEAST_STEPS, _MAX_STEPS = 0.25, 0.15e-3, 1_000, 13_000
 
 
 class BestFitDecreasing:
@@ -146,50 +145,9 @@ def _sooner(request: PlacementRequest, every: Sequence[Slot], first: _Placed, cl
         else:
             early_s = max(deadline_s, early_s * (1 + 1e-9))
     if best_s > least_s * _GOOD_ENOUGH and request.parallel.world <= _MAX_DESCENT_RANKS:
-        best = _descended(request, every, best, clock, least_s * _GOOD_ENOUGH)
-        is_small = request.parallel.world <= _MAX_SEARCH_RANKS
-        if is_small and clock.seconds(best) > least_s * _WORTH_A_SEARCH:
-            best = _searched(request, every, best, clock, groups)
+        num_steps = min(_MAX_STEPS, _LEAST_STEPS + int((best_s - least_s) * _PART_OF_GAIN / _STEP_S))
+        best = _descended(request, every, best, clock, groups, least_s * _GOOD_ENOUGH, num_steps)
     return best
-
-
-def _searched(
-    request: PlacementRequest, every: Sequence[Slot], best: _Placed, clock: _Clock, groups: Sequence[Group]
-) -> _Placed:
-    """The best placement that a search over nodes comes upon, beginning with the one that there is."""
-    found: _Placed = best
-    best_s = clock.seconds(best)
-    left = _MAX_SEARCH_STEPS
-
-    def accept(where: tuple[int, ...]) -> bool:
-        nonlocal found, best_s, left
-        left -= _STEPS_OF_A_CANDIDATE
-        placed = _seated(request, every, where)
-        if placed is not None and _is_as_close(request, placed, groups) and clock.seconds(placed) < best_s * _WORTH:
-            found, best_s = placed, clock.seconds(placed)
-            return True
-        return left <= 0
-
-    while left > 0:
-        result = refute(request, groups, best_s * _WORTH_A_STEP, max_steps=left, accept=accept)
-        left -= result.num_steps
-        if result.candidate is None:
-            break
-    return found
-
-
-def _seated(request: PlacementRequest, every: Sequence[Slot], where: Sequence[int]) -> _Placed | None:
-    """The ranks on GPUs of the nodes that a search gave them; None where it fails."""
-    tp, placed = request.parallel.tp, dict[int, _Taken]()
-    for node in dict.fromkeys(where):
-        attempt = _Attempt(request, [slot for slot in every if slot.node_index == node])
-        here = [rank for rank, at in enumerate(where) if at == node]
-        parts = [tuple(rank for rank in here if rank // tp == gang) for gang in {rank // tp: None for rank in here}]
-        for part in sorted(parts, key=lambda part: -sum(request.rank_bytes[rank] for rank in part)):
-            if not attempt.place(part, last_level=Level.NODE):
-                return None
-        placed |= attempt.placed
-    return placed
 
 
 def _is_as_close(request: PlacementRequest, placed: _Placed, groups: Sequence[Group]) -> bool:
@@ -197,10 +155,16 @@ def _is_as_close(request: PlacementRequest, placed: _Placed, groups: Sequence[Gr
 
 
 def _descended(
-    request: PlacementRequest, every: Sequence[Slot], placed: _Placed, clock: _Clock, enough_s: float
+    request: PlacementRequest,
+    every: Sequence[Slot],
+    placed: _Placed,
+    clock: _Clock,
+    groups: Sequence[Group],
+    enough_s: float,
+    num_steps: int,
 ) -> _Placed:
     taken = _slots_of(placed)
-    better = descend(request, every, taken, clock.makespan, groups_of(request.parallel, taken), enough_s)
+    better = descend(request, every, taken, clock.makespan, groups, enough_s, num_steps)
     reason = "{} exchanged for one that loads sooner"
     return {
         rank: placed[rank]

@@ -7,17 +7,37 @@ the plan that the placement leads to.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from megamind_ray.core.demands import Int64Array
 from megamind_ray.policies.costs import Float64Array, TransferCosts, TransferLoad, sums
-from megamind_ray.policies.sharing import Busy, NodeClass, share_out
+from megamind_ray.policies.sharing import Busy, NodeClass, can_share, share_out
 
-__all__ = ["Makespan"]
+__all__ = ["Makespan", "Strain"]
 
 _POWER = 8
+# Nearly as busy as the busiest.
+_HOT = 0.995
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strain:
+    """How busy a placement keeps everything.
+
+    Attributes:
+        seconds: Of the busiest resource.
+        mean: Over nodes, links, uplinks and storage, one in which the busiest count most.
+        hot: Nodes that are busiest, or nearly so; none where it is no node's own resource.
+        nodes: ``[node]``, seconds of its busiest resource.
+    """
+
+    seconds: float
+    mean: float
+    hot: frozenset[int]
+    nodes: Float64Array
 
 
 class Makespan:
@@ -42,22 +62,40 @@ class Makespan:
         busy, links = self.busy(gpus)
         return max(busy.seconds, float(links.max(initial=0.0)))
 
-    def strain(self, gpus: Int64Array) -> tuple[float, float]:
-        """The busiest resource's seconds, and a mean over nodes and links in which the busiest count most."""
-        busy, links = self.busy(gpus)
-        each = np.concatenate([busy.nodes.max(axis=1), busy.rack_in, busy.rack_out, [busy.storage], links])
+    def strain(self, gpus: Int64Array, limit_s: float = np.inf) -> Strain | None:
+        """How busy everything is; None where something surely is for longer than a limit, which is seen sooner.
+
+        Args:
+            gpus: By rank its GPU, counted through all nodes.
+            limit_s: The limit.
+        """
+        costs = self._costs
+        busy, links = self.copies(gpus)
+        if float(links.max(initial=0.0)) > limit_s:
+            return None
+        shared = self._read_at_home(busy, costs.gpu_node[gpus])
+        if busy.seconds > limit_s or not can_share(costs, busy, shared, limit_s):
+            return None
+        share_out(costs, busy, _fewest_first(shared))
+        nodes = busy.nodes.max(axis=1)
+        each = np.concatenate([nodes, busy.rack_in, busy.rack_out, [busy.storage], links])
         most = float(each.max())
-        return most, most * float(((each / most) ** _POWER).sum() ** (1 / _POWER)) if most > 0 else 0.0
+        mean = most * float(((each / most) ** _POWER).sum() ** (1 / _POWER)) if most > 0 else 0.0
+        if most > limit_s:
+            return None
+        hot = set(np.flatnonzero(nodes >= most * _HOT).tolist())
+        hot.update(self._node_of_link(link) for link in np.flatnonzero(links >= most * _HOT).tolist())
+        return Strain(seconds=most, mean=mean, hot=frozenset(hot), nodes=nodes)
 
     def busy(self, gpus: Int64Array) -> tuple[Busy, Float64Array]:
         """Seconds of nodes, racks and storage; and of each device link and then each switch."""
         costs = self._costs
         busy, links = self.copies(gpus)
         shared = self._read_at_home(busy, costs.gpu_node[gpus])
-        share_out(costs, busy, sorted(shared, key=lambda item: (len(item.members), item.members.tolist())))
+        share_out(costs, busy, _fewest_first(shared))
         return busy, links
 
-    def node_of_link(self, index: int) -> int:
+    def _node_of_link(self, index: int) -> int:
         """The node of a device link or switch, by its place in what ``busy`` returns."""
         costs = self._costs
         if index < len(costs.gpu_node):
@@ -90,6 +128,10 @@ class Makespan:
         pack = sums(home[pool], load.class_bytes[here[pool]], num_nodes)
         busy.add_alone(costs, read, pack)
         return _joined(owner[~alone], node[~alone], needed[~alone], load.class_bytes)
+
+
+def _fewest_first(shared: list[NodeClass]) -> list[NodeClass]:
+    return sorted(shared, key=lambda item: (len(item.members), item.members.tolist()))
 
 
 def _joined(owner: Int64Array, node: Int64Array, needed: Float64Array, class_bytes: Float64Array) -> list[NodeClass]:

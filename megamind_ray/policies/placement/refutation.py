@@ -8,7 +8,7 @@ which blocks go only that there is one: all but the two at its ends hand on what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,7 +48,6 @@ def refute(
     deadline_s: float,
     *,
     max_steps: int = 20_000,
-    accept: Callable[[tuple[int, ...]], bool] | None = None,
 ) -> Refutation:
     """Whether a placement that keeps the groups can be done by a deadline.
 
@@ -57,15 +56,14 @@ def refute(
         groups: What stays together.
         deadline_s: The deadline.
         max_steps: Nodes to try before giving up.
-        accept: Asked of each candidate; after one that it refuses the search goes on, but proves nothing any more.
     """
     assert request.costs is not None
     assert request.load is not None
     items = _items_of(request, groups)
     load = ItemBytes.of(request.load, request, items)
-    search = _Search(request, request.costs, load, items, groups, deadline_s, max_steps, accept)
+    search = _Search(request, request.costs, load, items, groups, deadline_s, max_steps)
     candidate = search.descend(0) if search.is_possible() else None
-    is_proven = candidate is None and search.num_steps < max_steps and not search.num_refused
+    is_proven = candidate is None and search.num_steps < max_steps
     return Refutation(is_proven, candidate, search.num_steps)
 
 
@@ -91,9 +89,8 @@ class _Search:
         groups: Sequence[Group],
         deadline_s: float,
         max_steps: int,
-        accept: Callable[[tuple[int, ...]], bool] | None,
     ) -> None:
-        self._request, self._costs, self._load, self._items, self._accept = request, costs, load, items, accept
+        self._request, self._costs, self._load, self._items = request, costs, load, items
         self._late, self._max_steps = deadline_s * (1 + _ROUNDING), max_steps
         self._num_nodes = len(costs.read)
         self._wide = [
@@ -115,7 +112,7 @@ class _Search:
         ]
         self._on: list[list[int]] = [[] for _ in range(self._num_nodes)]
         self._node_of: list[int] = []
-        self.num_steps, self.num_refused = 0, 0
+        self.num_steps = 0
 
     def is_possible(self) -> bool:
         """What holds whatever is where: storage gives all bytes in time."""
@@ -124,16 +121,13 @@ class _Search:
         return local or float(self._load.share_bytes.sum()) * slowest <= self._late
 
     def descend(self, item: int) -> tuple[int, ...] | None:
-        """Tries all nodes for an item, and after each all for those behind it; the first candidate that is accepted."""
+        """Tries all nodes for an item, and after each all for those behind it; the first candidate."""
         if item == len(self._items):
             where = [0] * self._request.parallel.world
             for index, node in enumerate(self._node_of):
                 for rank in self._items[index].ranks:
                     where[rank] = node
-            if self._accept is None or self._accept(tuple(where)):
-                return tuple(where)
-            self.num_refused += 1
-            return None
+            return tuple(where)
         seen: set[object] = set()
         first = self._node_of[-1] if item and self._alike[item - 1] == self._alike[item] else 0
         for node in range(first, self._num_nodes):

@@ -9,7 +9,7 @@ from megamind_ray.core.ids import NodeId
 from megamind_ray.core.topology import Gpu, Links, Nic, Node, Rack, Storage, Switch, Topology
 from megamind_ray.errors import RequestError
 from megamind_ray.planning.known_links import with_known_links
-from megamind_ray.planning.line import line_of
+from megamind_ray.planning.line import line_of, places_of
 
 
 def _node(name: str, rack: str | None = None, num_gpus: int = 1, **more: object) -> Node:
@@ -32,6 +32,13 @@ def test_slow_links_stand_at_the_ends_where_nothing_is_handed_on() -> None:
     rates = {"a": 9.0, "b": 9.0, "c": 1.0, "d": 2.0}
     nodes = tuple(_node(name, nics=(Nic(name="e", bytes_per_s=rate),)) for name, rate in rates.items())
     assert line_of(Topology(nodes=nodes), np.full(4, 1), np.arange(4)) == ("c", "a", "b", "d")
+
+
+def test_slow_links_are_supposed_at_the_ends_before_it_is_known_who_reads() -> None:
+    rates = {"a": 9.0, "b": 1.0, "c": 2.0, "d": 9.0}
+    nodes = tuple(_node(name, nics=(Nic(name="e", bytes_per_s=rate),)) for name, rate in rates.items())
+    places = places_of(Topology(nodes=nodes)).tolist()
+    assert {places[1], places[2]} == {0, 3}
 
 
 def test_racks_with_slow_uplinks_stand_at_the_ends() -> None:

@@ -18,6 +18,7 @@ from megamind_ray.planning.transfers import transfer_costs
 from megamind_ray.policies.costs import TransferLoad
 from megamind_ray.policies.placement.base import PlacementPolicy, PlacementRequest
 from megamind_ray.policies.placement.best_fit import BestFitDecreasing
+from megamind_ray.policies.placement.descent import descend
 from megamind_ray.policies.placement.domains import slots
 from megamind_ray.policies.placement.exact import Exact, solve
 from megamind_ray.policies.placement.largest_first import LargestFirst
@@ -161,17 +162,66 @@ def test_the_exact_optimum_is_not_refuted_and_anything_sooner_is(
     assert refute(request, (), solution.seconds * 0.999).is_proven
 
 
-def test_a_search_goes_on_after_a_candidate_that_is_refused_and_proves_nothing_then() -> None:
-    request = request_for(Parallel(pp=2), [8, 7], plain("a", 80, disk=1), plain("b", 80, disk=2))
-    seen: list[tuple[int, ...]] = []
+def copied(*nodes: Node) -> PlacementRequest:
+    """Two stages of 10 GB, two copies of each."""
+    request = request_for(Parallel(pp=2, dp=2), [10] * 4, *nodes)
+    load = TransferLoad(
+        first_rank=np.array([0, 2, 4]),
+        ranks=np.arange(4),
+        first_part=np.arange(3),
+        part_set=np.arange(2),
+        part_bytes=np.full(2, 10.0 * GB),
+        class_bytes=np.full(2, 10.0 * GB),
+    )
+    return replace(request, load=load)
 
-    def refuse(where: tuple[int, ...]) -> bool:
-        seen.append(where)
-        return False
 
-    result = refute(request, (), 100.0, accept=refuse)
-    assert sorted(seen) == [(0, 1), (1, 0)]
-    assert (result.is_proven, result.candidate) == (False, None)
+def improved(request: PlacementRequest, taken: list[int], max_steps: int) -> tuple[list[int], float, float]:
+    """By rank its node after so many steps, and the seconds before and after."""
+    assert request.costs is not None
+    assert request.load is not None
+    every = slots(request.topology)
+    makespan = Makespan(request.costs, request.load, request.parallel.world)
+    better = descend(request, every, [every[at] for at in taken], makespan, (), 0.0, max_steps)
+    before, after = (
+        makespan.seconds(np.array(orders, np.int64)) for orders in (taken, [slot.order for slot in better])
+    )
+    return [slot.node_index for slot in better], before, after
+
+
+def test_copies_of_a_stage_are_brought_together_where_networks_are_slow() -> None:
+    nodes = [plain(name, 80, 80, disk=10, nic=0.5) for name in "abc"]
+    # Stage 0 on a and c, stage 1 on b and c: each change alone leaves one of the stages on two nodes.
+    where, before, after = improved(copied(*nodes), [0, 4, 2, 5], max_steps=2_000)
+    assert before > 10
+    assert after == pytest.approx(1, rel=1e-2)
+    assert where[0] == where[1] != where[2] == where[3]
+
+
+def test_without_steps_left_a_placement_stays_as_it_is() -> None:
+    nodes = [plain(name, 80, 80, disk=10, nic=0.5) for name in "abc"]
+    where, before, after = improved(copied(*nodes), [0, 4, 2, 5], max_steps=0)
+    assert (where, after) == ([0, 2, 1, 2], before)
+
+
+@settings(max_examples=40)
+@given(
+    rank_gb=st.lists(st.sampled_from([2.0, 3.0, 5.0, 8.0]), min_size=2, max_size=5),
+    disks=st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=2, max_size=3),
+    data=st.data(),
+)
+def test_from_any_placement_some_hundred_changes_lead_near_the_optimum(
+    rank_gb: list[float], disks: list[float], data: st.DataObject
+) -> None:
+    nodes = [plain(f"n{index}", *[80] * 3, disk=disk) for index, disk in enumerate(disks)]
+    request = request_for(Parallel(pp=len(rank_gb)), rank_gb, *nodes)
+    every = slots(request.topology)
+    taken = data.draw(st.permutations(range(len(every))))[: len(rank_gb)]
+    _, before, after = improved(request, taken, max_steps=10_000)
+    optimum = solve(request, every[: len(rank_gb)], max_steps=100_000)
+    assert optimum.is_proven
+    assert after <= before
+    assert after == pytest.approx(optimum.seconds, rel=1e-3)
 
 
 def test_a_search_that_is_cut_short_says_so_and_gives_the_best_it_has() -> None:

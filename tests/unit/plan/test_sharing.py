@@ -12,7 +12,7 @@ from megamind_ray.core.topology import Disk, Nic, Node, Rack, Storage, Topology
 from megamind_ray.planning.cost import CostModel
 from megamind_ray.planning.transfers import transfer_costs
 from megamind_ray.policies.costs import Float64Array, TransferCosts
-from megamind_ray.policies.sharing import Busy, NodeClass, share_out
+from megamind_ray.policies.sharing import Busy, NodeClass, can_share, share_out
 
 GB = 10**9
 
@@ -121,6 +121,12 @@ def test_beyond_all_room_only_time_counts() -> None:
     item = NodeClass(np.array([0, 1]), 6.0 * GB, np.ones(2))
     (share,) = share_out(costs, Busy.idle(costs), [item], np.array([1.0 * GB, 0.0]))
     assert (share / GB).tolist() == pytest.approx([3, 3], rel=1e-6)
+
+
+def test_what_cannot_be_shared_out_in_time_is_seen_at_a_glance() -> None:
+    costs, item = costs_of((1, 100), (3, 100)), NodeClass(np.array([0, 1]), 8.0 * GB, np.ones(2))
+    assert can_share(costs, Busy.idle(costs), [item], 2.01)
+    assert not can_share(costs, Busy.idle(costs), [item], 1.99)
 
 
 def seconds_of(costs: TransferCosts, item: NodeClass, share: Float64Array) -> float:
