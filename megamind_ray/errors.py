@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Self
 
 __all__ = [
+    "AbsentError",
     "CapacityError",
     "ClusterError",
     "IntegrityError",
@@ -106,6 +107,10 @@ def _rebuild(cls: type[MegamindError], message: str, state: dict[str, Any]) -> M
 
 class RequestError(MegamindError):
     """The request cannot be fulfilled as it was made; the user can fix it."""
+
+
+class AbsentError(RequestError):
+    """A copy of a checkpoint that has none of its files: most often a mistyped address."""
 
 
 class CapacityError(MegamindError):

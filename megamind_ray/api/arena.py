@@ -36,7 +36,7 @@ class Arena:
 
     Args:
         budget: Size in bytes, or text with a unit.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: ``cpu``, ``cuda`` or ``cuda:N``, a ``torch.device``, or the index of a CUDA device.
         prefault: Take all pages of host memory now, with one thread per core, and not when they are first written to.
         poison: Test mode: memory is overwritten when it is given back, so that a stale pointer shows.
 
@@ -45,7 +45,14 @@ class Arena:
         CapacityError: The device, or this process's limits, have less memory free.
     """
 
-    def __init__(self, budget: int | str, device: str = "cpu", *, prefault: bool = True, poison: bool = False) -> None:
+    def __init__(
+        self,
+        budget: int | str,
+        device: str | int | torch.device = "cpu",
+        *,
+        prefault: bool = True,
+        poison: bool = False,
+    ) -> None:
         from megamind_ray.engine.state_dict import check_device
 
         target = check_device(device)
@@ -74,7 +81,7 @@ class Arena:
         """Bytes that no tensor uses; a load needs them in one piece."""
         return self._memory.free_bytes
 
-    def require_device(self, device: str | None) -> None:
+    def require_device(self, device: str | int | torch.device | None) -> None:
         """Makes sure that somebody who names a device means this one.
 
         Raises:

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from megamind_ray.api.arguments import require_config, require_parallel
 from megamind_ray.api.record import record_folder, write_record
 from megamind_ray.config import Config, load_config, ray_address
 from megamind_ray.core.ids import model_name
@@ -63,6 +64,7 @@ def connect(
     """
     if lifetime not in ("job", "detached"):
         raise RequestError(f"lifetime={lifetime!r}: take 'job' or 'detached'")
+    require_config(config)
     from megamind_ray.actors.connection import connect_ray
 
     settings = load_config(profile=False) if config is None else config
@@ -164,6 +166,7 @@ class Cluster:
         from megamind_ray.planning import load_topology
 
         self._require_open()
+        require_parallel(parallel)
         topology = self._config.plan.topology
         request = LoadRequest(
             uri=_absolute(uri),

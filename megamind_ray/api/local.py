@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Union
 
 from megamind_ray.api.arena import Arena, memory_of
+from megamind_ray.api.arguments import require_arena, require_config, require_globs, require_module
 from megamind_ray.config import Config, load_config
 from megamind_ray.core.location import parse_location
 from megamind_ray.core.manifest import Manifest
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["inspect", "load_file", "load_into", "load_state_dict"]
 
 Uri = str | os.PathLike[str]
+Device = Union[str, int, "torch.device"]
 
 
 def inspect(uri: Uri, *, sidecar: Uri | bool | None = None, config: Config | None = None) -> Manifest:
@@ -39,12 +41,17 @@ def inspect(uri: Uri, *, sidecar: Uri | bool | None = None, config: Config | Non
         IntegrityError: A header or an index is wrong.
         SourceError: The storage does not answer.
     """
+    require_config(config)
     settings = config if config is not None else load_config()
     return open_manifest(uri, sidecar=sidecar, io=settings.io, retry=settings.retry)
 
 
 def load_file(
-    path: Uri, device: str | None = None, *, arena: Arena | None = None, sidecar: Uri | bool | None = None
+    path: Uri,
+    device: Device | None = None,
+    *,
+    arena: Arena | None = None,
+    sidecar: Uri | bool | None = None,
 ) -> dict[str, torch.Tensor]:
     """Loads a safetensors file, as ``safetensors.torch.load_file`` does: same names, dtypes, shapes and values.
 
@@ -54,7 +61,8 @@ def load_file(
 
     Args:
         path: The file; a URI works too.
-        device: Where to, as torch names it; ``cpu`` by default, or the arena's.
+        device: Where to, as torch takes it: a name, a ``torch.device`` or the index of a CUDA device; ``cpu`` by
+            default, or the arena's.
         arena: Memory to use again instead of fresh memory.
         sidecar: Recorded checksums: None uses those beside the file, a path others, False none.
 
@@ -65,6 +73,7 @@ def load_file(
         IntegrityError: The file is damaged, changed, or does not match its sidecar.
         SourceError: The storage does not answer.
     """
+    require_arena(arena)
     config = load_config()
     manifest = inspect(path, sidecar=sidecar, config=config)
     if len(manifest.files) != 1 or not _names_file(path, manifest):
@@ -74,7 +83,7 @@ def load_file(
 
 def load_state_dict(
     uri: Uri,
-    device: str | None = None,
+    device: Device | None = None,
     include: str | Sequence[str] | None = None,
     *,
     arena: Arena | None = None,
@@ -89,7 +98,8 @@ def load_state_dict(
 
     Args:
         uri: A file, a Hugging Face folder, an index, or a URI of any storage.
-        device: Where to, as torch names it; ``cpu`` by default, or the arena's.
+        device: Where to, as torch takes it: a name, a ``torch.device`` or the index of a CUDA device; ``cpu`` by
+            default, or the arena's.
         include: Globs on names (``"model.layers.0.*"``); only matching tensors are read.
         arena: Memory to use again instead of fresh memory.
         sidecar: Recorded checksums: None uses those beside the checkpoint, a path others, False none.
@@ -97,15 +107,18 @@ def load_state_dict(
         config: Settings; by default those of the environment.
 
     Raises:
-        RequestError: There is no checkpoint, a glob matches nothing, torch lacks a dtype and ``raw`` is off, or the
-            arena is on another device.
+        RequestError: There is no checkpoint, a glob matches nothing, a list has no glob, torch lacks a dtype and
+            ``raw`` is off, or the arena is on another device.
         CapacityError: The arena has no room, or this process may not have as much memory.
         IntegrityError: A file is damaged, changed, or does not match its sidecar.
         SourceError: The storage does not answer.
     """
+    require_config(config)
+    require_arena(arena)
+    globs = require_globs(include)
     settings = config if config is not None else load_config()
     manifest = inspect(uri, sidecar=sidecar, config=settings)
-    names = _included(manifest, [include] if isinstance(include, str) else include)
+    names = _included(manifest, globs)
     infos: dict[str, TensorInfo] = {}
     for name in names:
         present = manifest.tied.get(name, name)
@@ -119,7 +132,7 @@ def load_into(
     uri: Uri,
     *,
     strict: bool = True,
-    device: str | None = None,
+    device: Device | None = None,
     sidecar: Uri | bool | None = None,
     config: Config | None = None,
 ) -> ModuleLoad:
@@ -155,6 +168,8 @@ def load_into(
     """
     from megamind_ray.engine.module_load import load_module
 
+    module = require_module(module, uri)
+    require_config(config)
     settings = config if config is not None else load_config()
     return load_module(module, inspect(uri, sidecar=sidecar, config=settings), settings, strict=strict, device=device)
 
@@ -162,14 +177,14 @@ def load_into(
 def _load(
     manifest: Manifest,
     infos: list[TensorInfo],
-    device: str | None,
+    device: Device | None,
     config: Config,
     arena: Arena | None,
     *,
     raw: bool = False,
 ) -> dict[str, torch.Tensor]:
     if arena is None:
-        return load_tensors(manifest, infos, device or "cpu", config, raw=raw).tensors
+        return load_tensors(manifest, infos, "cpu" if device is None else device, config, raw=raw).tensors
     arena.require_device(device)
     return load_tensors(manifest, infos, arena.device, config, arena=memory_of(arena), raw=raw).tensors
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from megamind_ray.api.arguments import require_config, require_parallel
 from megamind_ray.config import Config, load_config
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.parallel import Parallel, Rule
@@ -60,6 +61,8 @@ def plan(
     from megamind_ray.api.whatif import Case, Study
     from megamind_ray.planning import resolve_topology
 
+    require_parallel(parallel)
+    require_config(config)
     settings = load_config(profile=False) if config is None else config
     mesh = parallel or Parallel()
     hardware = nominal_topology(mesh.world) if topology is None else resolve_topology(topology)

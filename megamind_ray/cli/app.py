@@ -16,6 +16,7 @@ import typer
 import megamind_ray
 from megamind_ray.cli import down, drain, inspect, load, models, plan, replay, timeline, topology, tune, verify
 from megamind_ray.cli.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_REQUEST, exit_code_of
+from megamind_ray.cli.guarded_stdout import StdoutError, give_up_stdout, guarded_stdout
 from megamind_ray.cli.interrupts import terminated_as_interrupt
 from megamind_ray.cli.output import error_document, print_error, print_json
 from megamind_ray.errors import MegamindError
@@ -37,15 +38,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-app.command("inspect", epilog=inspect.EXAMPLES, no_args_is_help=True)(inspect.inspect_command)
-app.command("plan", epilog=plan.EXAMPLES, no_args_is_help=True)(plan.plan_command)
-app.command("load", epilog=load.EXAMPLES, no_args_is_help=True)(load.load_command)
-app.command("replay", epilog=replay.EXAMPLES, no_args_is_help=True)(replay.replay_command)
-app.command("timeline", epilog=timeline.EXAMPLES, no_args_is_help=True)(timeline.timeline_command)
-app.command("verify", epilog=verify.EXAMPLES, no_args_is_help=True)(verify.verify_command)
+app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect_command)
+app.command("plan", epilog=plan.EXAMPLES)(plan.plan_command)
+app.command("load", epilog=load.EXAMPLES)(load.load_command)
+app.command("replay", epilog=replay.EXAMPLES)(replay.replay_command)
+app.command("timeline", epilog=timeline.EXAMPLES)(timeline.timeline_command)
+app.command("verify", epilog=verify.EXAMPLES)(verify.verify_command)
 app.command("models", epilog=models.MODELS_EXAMPLES)(models.models_command)
-app.command("unload", epilog=models.UNLOAD_EXAMPLES, no_args_is_help=True)(models.unload_command)
-app.command("drain", epilog=drain.EXAMPLES, no_args_is_help=True)(drain.drain_command)
+app.command("unload", epilog=models.UNLOAD_EXAMPLES)(models.unload_command)
+app.command("drain", epilog=drain.EXAMPLES)(drain.drain_command)
 app.command("topology", epilog=topology.EXAMPLES)(topology.topology_command)
 app.command("tune", epilog=tune.EXAMPLES)(tune.tune_command)
 app.command("down", epilog=down.EXAMPLES)(down.down_command)
@@ -76,7 +77,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 failed while running, 2 the request was wrong, 130 interrupted.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in args
+    try:
+        with guarded_stdout():
+            return _run(args, as_json="--json" in args)
+    except StdoutError as error:
+        give_up_stdout(error)
+        return FAILED
+
+
+def _run(args: list[str], *, as_json: bool) -> int:
     try:
         with terminated_as_interrupt():
             # Not standalone: typer then raises instead of ending the process. An int is the code of a typer.Exit.
@@ -89,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except _ARGUMENT_ERROR as error:
         return _wrong_arguments(error, as_json)
+    except StdoutError:
+        raise
     except Exception as error:  # noqa: BLE001 - the outermost frame: a bug must still give its document and code
         traceback.print_exc()
         _report(error_document(error, FAILED), as_json)

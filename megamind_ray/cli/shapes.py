@@ -60,7 +60,7 @@ def which_model(model: str | None, config: Path | None, *, shapes: bool) -> tupl
         raise RequestError(f"--config {config}: there is no such file or folder; give the folder of a config.json")
     if model is None and not of_model:
         raise RequestError(
-            "no checkpoint is named: give its URI, or for the shapes of a model the folder of its config.json "
+            "missing argument URI: give a checkpoint, or for the shapes of a model the folder of its config.json "
             "(--config DIR) or a name (megamind plan deepseek-v3 --shapes)"
         )
     if not of_model:

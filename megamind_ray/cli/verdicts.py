@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from megamind_ray.errors import MegamindError, listed
+from megamind_ray.errors import AbsentError, MegamindError, listed
 from megamind_ray.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,6 +40,12 @@ class Findings:
         return not self.conflicts and all(
             not isinstance(result, MegamindError) and result.ok for _, result in self.results
         )
+
+    @property
+    def only_absent(self) -> bool:
+        """Whether all that is wrong is that mirrors have none of the files, as mistyped ones do."""
+        bad = [result for _, result in self.results if isinstance(result, MegamindError) or not result.ok]
+        return bool(bad) and not self.conflicts and all(isinstance(result, AbsentError) for result in bad)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values: what was found in the checkpoint; with mirrors, also ``mirrors`` and ``conflicts``."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from megamind_ray.cli.exit_codes import FAILED
+from megamind_ray.cli.exit_codes import FAILED, WRONG_REQUEST
 from megamind_ray.cli.interrupts import terminated_as_interrupt
 from megamind_ray.cli.options import AsJson, ConfigFile, Mirrors, SidecarPath, Uri, examples
 from megamind_ray.cli.output import Output
@@ -48,8 +48,9 @@ def verify_command(
     from the good one, and each to those of its own storage; only where there are neither, to those of another copy's. A
     checkpoint that cannot be opened is reported, and its mirrors are checked all the same.
 
-    Exits with 0 when all bytes are as they should be, with 1 when some are not, and with 2 when no checksums are known:
-    then there is nothing to compare with. Headers are checked in any case.
+    Exits with 0 when all bytes are as they should be, with 1 when some are not, and with 2 when no checksums are known
+    (then there is nothing to compare with) or all that is wrong is a mirror where no file is.
+    Headers are checked in any case.
     """
     with Output(as_json) as output, terminated_as_interrupt():
         from megamind_ray.config import load_config
@@ -63,7 +64,7 @@ def verify_command(
         findings = _verify(uri, mirror or [], sidecar, settings)
         output.emit(findings.to_json(), findings.in_words())
     if not findings.ok:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(WRONG_REQUEST if findings.only_absent else FAILED)
 
 
 def _record(uri: str, path: str | None, settings: Config) -> tuple[dict[str, Any], str]:
@@ -120,6 +121,7 @@ def _verify(uri: str, mirrors: Sequence[str], path: str | None, settings: Config
             f"{uri}: no checksums were recorded and its storage has none, so the {format_bytes(manifest.nbytes)} of "
             f"its {len(manifest.tensors):,} tensors cannot be checked (the headers are well formed); record them "
             f"from a copy you trust with `megamind verify --record {uri}`, or name a recording with --sidecar"
+            f"{_recorded_at(mirrors, settings)}"
         )
     results: list[tuple[str, VerifyResult | MegamindError]] = [(masked(uri), failure)] if failure else []
     for (name, copy), known in zip(copies, digests, strict=True):
@@ -137,6 +139,14 @@ def _verify(uri: str, mirrors: Sequence[str], path: str | None, settings: Config
         else:
             results.append((masked(name), result))
     return Findings(results=tuple(results), conflicts=conflicts_of([copy for _, copy in copies], digests))
+
+
+def _recorded_at(mirrors: Sequence[str], settings: Config) -> str:
+    """A recording that a mirror has beside it, which is not believed unless it is named: it may be what is bad."""
+    from megamind_ray.io.copies import recorded_beside
+
+    places = [place for mirror in mirrors if (place := recorded_beside(mirror, retry=settings.retry))]
+    return f"; one lies beside a mirror: --sidecar {places[0]}" if places else ""
 
 
 def _first_readable(

@@ -56,7 +56,7 @@ def _find(plan: Plan, name: str) -> list[int]:
         raise RequestError(
             f"tensor {name!r} is in the checkpoint, but no rank needs bytes of it (is it empty, or left out?)"
         )
-    near = difflib.get_close_matches(name, dict.fromkeys([*names, *plan.disk_tensors]), n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, dict.fromkeys([*names, *tied, *plan.disk_tensors]), n=3, cutoff=0.5)
     hint = f"the nearest names are {', '.join(near)}" if near else f"it has {len(names)} others, such as {names[:1]}"
     raise RequestError(f"the plan has no tensor {name!r}; {hint}")
 

@@ -72,7 +72,12 @@ def parse_location(uri: str | os.PathLike[str]) -> Location:
     Raises:
         RequestError: It is empty, or a URI of a kind that is not supported.
     """
-    text = os.fspath(uri)
+    # People give None where a variable was not set, bytes, or the arguments of a call in another order.
+    text = os.fspath(uri) if isinstance(uri, (str, os.PathLike)) else uri
+    if not isinstance(text, str):
+        raise RequestError(
+            f"{text!r:.80}, of type {type(text).__name__}, names no checkpoint; give {URI_FORMS}, as text or as a Path"
+        )
     if not text or "\0" in text:
         raise RequestError(f"{text!r} names no checkpoint; give {URI_FORMS}")
     if text.startswith("file:"):

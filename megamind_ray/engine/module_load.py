@@ -50,7 +50,7 @@ def load_module(
     config: Config,
     *,
     strict: bool,
-    device: str | None = None,
+    device: str | int | torch.device | None = None,
     opener: SourceOpener | None = None,
 ) -> ModuleLoad:
     """Fills a module; see ``api.local.load_into``, which this is the engine of.

@@ -53,7 +53,7 @@ class LoadedTensors:
 def load_tensors(
     manifest: Manifest,
     infos: Sequence[TensorInfo],
-    device: str,
+    device: str | int | torch.device,
     config: Config,
     *,
     arena: Arena | None = None,
@@ -69,7 +69,7 @@ def load_tensors(
     Args:
         manifest: The checkpoint.
         infos: Which of its tensors.
-        device: ``cpu``, ``cuda``, ``cuda:N``, or whatever else torch can copy to.
+        device: ``cpu``, ``cuda``, ``cuda:N``, or whatever else torch can copy to, as ``check_device`` has it.
         config: Sizes, threads, retries.
         arena: Where to, instead of fresh memory; its device is the tensors'.
         raw: Give dtypes that torch lacks as packed ``uint8``.
@@ -161,21 +161,29 @@ def _read_to_gpu(
     return flats, read(TensorSink(flats), copy_engine(target).staging)
 
 
-def check_device(device: str | torch.device) -> torch.device:
+def check_device(device: str | int | torch.device) -> torch.device:
     """The device, once it is known that this process can use it.
+
+    Args:
+        device: As torch takes it: a name, a ``torch.device``, or the index of a CUDA device.
 
     Raises:
         RequestError: Torch does not know it, or has no such device.
     """
     import torch
 
+    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)) or device == "":
+        raise RequestError(
+            f"device={device!r:.80}: give 'cpu', 'cuda:0', a torch.device, or the index of a CUDA device"
+        )
+    named = f"cuda:{device}" if isinstance(device, int) else device
     try:
-        found = torch.device(device)
+        found = torch.device(named)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA raises an AssertionError
         reason = str(error).splitlines()[0]
         raise RequestError(
-            f"device {str(device)!r} cannot be used ({reason}); take 'cpu', or a device of torch's"
+            f"device {str(named)!r} cannot be used ({reason}); take 'cpu', or a device of torch's"
         ) from error
     if found.type == "meta":
         raise RequestError("device 'meta' holds no bytes; take 'cpu', or a device of torch's")

@@ -18,6 +18,7 @@ from typing import Any
 
 from megamind_ray.core.parallel import ExpertShard, Heads, PackedShard, Replicate, Rule, Shard
 from megamind_ray.planning.fallback import Fallback
+from megamind_ray.planning.families import FAMILIES
 from megamind_ray.planning.families.linear import (
     colwise,
     experts,
@@ -73,13 +74,10 @@ def fallback_rules(config: Mapping[str, object], shapes: Shapes) -> Fallback:
     try:
         library = importlib.import_module("transformers")
     except ImportError:
-        return Fallback(
-            hint=f"there are no built-in rules for model_type={model_type!r}; "
-            f"transformers may have a tensor-parallel plan for it: {_EXTRA}"
-        )
+        return Fallback(hint=f"{_lacking(model_type)}; transformers may have a tensor-parallel plan for it: {_EXTRA}")
     named = f"transformers {library.__version__}"
     if model_type not in library.CONFIG_MAPPING:
-        return Fallback(hint=f"there are no built-in rules for model_type={model_type!r}, nor does {named} know it")
+        return Fallback(hint=f"{_lacking(model_type)}, nor does {named} know it")
     settings = _settings(library, model_type, config)
     if isinstance(settings, str):
         return Fallback(hint=f"{named} does not accept config.json of model_type={model_type!r}: {settings}")
@@ -87,6 +85,13 @@ def fallback_rules(config: Mapping[str, object], shapes: Shapes) -> Fallback:
     if not rules:
         return Fallback(hint=f"{named} has no tensor-parallel plan for model_type={model_type!r}")
     return Fallback(rules=rules)
+
+
+def _lacking(model_type: str) -> str:
+    """Why there are tensors without a built-in rule."""
+    if model_type in FAMILIES:
+        return f"no built-in rule for model_type={model_type!r} matches the names of these tensors"
+    return f"there are no built-in rules for model_type={model_type!r}"
 
 
 def tp_plan_rules(config: Mapping[str, object], shapes: Shapes | None = None) -> tuple[Rule, ...]:

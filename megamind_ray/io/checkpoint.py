@@ -67,7 +67,7 @@ def open_manifest(
     """
     browser, io = Browser(retry or RetryConfig()), io or IoConfig()
     try:
-        layout = find_layout(parse_location(uri), browser)
+        layout = find_layout(parse_location(uri), browser, named=os.fspath(uri))
         recorded = _find_sidecar(layout, sidecar, browser)
         files = _read_files(layout, recorded, browser, io.reads_in_flight(layout.root.uri))
     except MegamindError as error:

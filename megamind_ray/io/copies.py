@@ -9,7 +9,7 @@ from typing import Final
 from megamind_ray.config import IoConfig, RetryConfig
 from megamind_ray.core.location import Location, parse_location
 from megamind_ray.core.manifest import FileInfo, Manifest
-from megamind_ray.errors import IntegrityError, MegamindError, RequestError, SourceError, listed, masked
+from megamind_ray.errors import AbsentError, IntegrityError, MegamindError, RequestError, SourceError, listed, masked
 from megamind_ray.io.digests import FileDigest, digest_of_link
 from megamind_ray.io.layout import find_layout
 from megamind_ray.io.request_pool import run_requests
@@ -68,7 +68,7 @@ def require_files(copy: Manifest, *, retry: RetryConfig | None = None) -> None:
     """Makes sure that a mirror has all files, as long as they should be, before its bytes are looked at.
 
     Raises:
-        RequestError: It lacks some; all are named.
+        RequestError: It lacks some; all are named. An ``AbsentError`` where it lacks all.
         IntegrityError: One of them has another size.
         SourceError: The storage does not answer.
     """
@@ -84,7 +84,8 @@ def require_files(copy: Manifest, *, retry: RetryConfig | None = None) -> None:
     found = list(zip(copy.files, sizes, strict=True))
     lacking = [(file.path, size) for file, size in found if isinstance(size, RequestError)]
     if lacking:
-        raise RequestError(
+        kind = AbsentError if len(lacking) == len(found) else RequestError
+        raise kind(
             f"{copy.uri}: lacks {len(lacking)} of {len(found)} files ({listed([path for path, _ in lacking])}): "
             f"{lacking[0][1].message}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -10,6 +11,7 @@ from typing import Final
 
 from megamind_ray.core.location import Location
 from megamind_ray.errors import IntegrityError, RequestError, listed
+from megamind_ray.io.parts import require_all_parts, what_to_fetch
 from megamind_ray.io.safetensors_header import strict_json_object
 from megamind_ray.io.storage import Browser, Listing, PathKind
 
@@ -22,6 +24,7 @@ _MAIN_INDEX: Final = "model.safetensors.index.json"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _OTHER_FORMATS: Final = (".json", ".gguf", ".ggml", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".txt", ".md", ".zip")
 _HUB_MODEL: Final = "models--"
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w-]*(\.[\w-]+)*/[A-Za-z0-9][\w-]*(\.[\w-]+)*")
 # Mistral publishes the same weights a second time under its own names; nobody wants both.
 _SECOND_COPY: Final = "consolidated"
 
@@ -45,22 +48,26 @@ class Layout:
     is_single: bool = False
 
 
-def find_layout(location: Location, browser: Browser) -> Layout:
+def find_layout(location: Location, browser: Browser, *, named: str = "") -> Layout:
     """Finds the data files of a checkpoint and reads its index, where there is one.
 
     Of a model in the Hugging Face cache (``models--ORG--NAME``) the snapshot is taken that ``refs/main`` names.
+    ``named`` is how the user named it, for messages.
+
     Files of the folder that an index does not name are left alone. Without an index, all ``.safetensors`` files count,
     less hidden ones and ``consolidated*`` beside others.
 
     Raises:
-        RequestError: Nothing there, only pickle files, more than one index, or an index that names files which are
-            missing or outside the folder.
+        RequestError: Nothing there, only pickle files, some parts of several, more than one index, or an index that
+            names files which are missing or outside the folder.
         IntegrityError: The index is malformed.
         SourceError: The storage does not answer.
     """
     kind = browser.kind(location)
     if kind is PathKind.MISSING:
-        raise RequestError(f"{location.uri}: no such file or folder; check the path of the checkpoint")
+        raise RequestError(
+            f"{location.uri}: no such file or folder; check the path of the checkpoint{_hub_hint(named)}"
+        )
     if kind is PathKind.OTHER:
         raise RequestError(
             f"{location.uri}: neither a file nor a folder; give a safetensors file or a folder with some"
@@ -72,6 +79,15 @@ def find_layout(location: Location, browser: Browser) -> Layout:
         return _index_layout(root, name, browser.listing(root), browser)
     _refuse_other_formats(location)
     return Layout(root=root, paths=(_readable(name, location),), weight_map={}, is_single=True)
+
+
+def _hub_hint(named: str) -> str:
+    """People give models of the Hugging Face hub as its own library takes them."""
+    return (
+        f", or give hf://{named} for the model of that name on the Hugging Face hub"
+        if _HUB_NAME.fullmatch(named)
+        else ""
+    )
 
 
 def check_link(root: Location, path: str) -> None:
@@ -131,6 +147,7 @@ def _folder_layout(folder: Location, browser: Browser) -> Layout:
     paths = [name for name in files if name.endswith(DATA_SUFFIX)]
     paths = [name for name in paths if not name.startswith(_SECOND_COPY)] or paths
     if paths:
+        require_all_parts(folder.uri, paths, listing)
         return Layout(root=folder, paths=tuple(_readable(path, folder) for path in paths), weight_map={})
     pickles = [name for name in files if name.endswith(_PICKLES)]
     if pickles:
@@ -188,7 +205,7 @@ def _index_layout(
         if missing:
             raise RequestError(
                 f"{uri}: names {len(missing)} of {len(paths)} files that are not there: {listed(missing)}; "
-                "fetch the checkpoint again"
+                f"{what_to_fetch(listing)}"
             )
     return Layout(root=root, paths=paths, index=name, weight_map=weight_map)
 

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 
 from megamind_ray.core.tensor import DType, TensorInfo
 from megamind_ray.errors import IntegrityError
+from megamind_ray.io.file_kinds import other_kind
 from megamind_ray.units import format_bytes
 
 __all__ = ["LENGTH_BYTES", "MAX_HEADER_BYTES", "Header", "header_end", "parse_header", "strict_json_object"]
@@ -67,6 +68,10 @@ def header_end(prefix: bytes, size_bytes: int, *, uri: str) -> int:
             end=size_bytes,
         )
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    end = LENGTH_BYTES + length
+    kind = other_kind(prefix[:LENGTH_BYTES]) if length > MAX_HEADER_BYTES or end > size_bytes else None
+    if kind is not None:
+        raise IntegrityError(f"{uri}: no safetensors file: it {kind}", file=uri, begin=0, end=size_bytes)
     if length > MAX_HEADER_BYTES:
         raise IntegrityError(
             f"{uri}: a header of {length} bytes is over the limit of {MAX_HEADER_BYTES}; "
@@ -75,7 +80,6 @@ def header_end(prefix: bytes, size_bytes: int, *, uri: str) -> int:
             begin=0,
             end=LENGTH_BYTES,
         )
-    end = LENGTH_BYTES + length
     if end > size_bytes:
         raise IntegrityError(
             f"{uri}: the header ends at byte {end}, the file at byte {size_bytes}; "

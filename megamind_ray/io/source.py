@@ -192,7 +192,7 @@ def storage_errors(uri: str) -> Iterator[None]:
         if isinstance(reason, OSError) and not isinstance(reason, FileNotFoundError) and status_of(reason) is None:
             raise reason from error  # some libraries say so of a server that cannot be reached, too
         cause = f" ({str(reason).strip().partition(chr(10))[0]})" if reason else ""
-        raise RequestError(f"{uri}: no such file or folder{cause}; check the path, also on the other nodes") from error
+        raise RequestError(f"{uri}: no such file or folder{cause}; check the path") from error
     except PermissionError as error:
         said = "" if error.errno is not None else f" ({error})"  # a storage library's words, not the system's
         raise RequestError(

@@ -25,7 +25,7 @@ from megamind_ray.core.tensor import TensorInfo
 from megamind_ray.errors import RequestError
 from megamind_ray.planning.alignment import aligned_placements
 from megamind_ray.planning.fallback import Fallback, RuleSource
-from megamind_ray.planning.families import family_rules
+from megamind_ray.planning.families import FAMILIES, family_rules
 from megamind_ray.planning.naming import ModuleEntry, module_entries, split_numbers
 from megamind_ray.planning.quantization import quantization
 from megamind_ray.planning.rules import Decision, RuleBook, describe
@@ -90,7 +90,8 @@ def build_demands(
             for entry, decision, placement, size in zip(entries, decisions, placements, sizes, strict=True)
             if _is_replicated(placement, parallel.ep) and id(decision.rule) not in asked
         ]
-        _require_little_replication(counted, sum(sizes), parallel.tp, max_replicated_share, fallback.hint)
+        hint = fallback.hint or _unmatched(manifest)
+        _require_little_replication(counted, sum(sizes), parallel.tp, max_replicated_share, hint)
     staged = _stages(book, entries, sizes, parallel)
     chosen = _included(entries, infos, include, manifest.uri)
     builder = SliceBuilder(infos, parallel)
@@ -108,6 +109,12 @@ def _built_in(manifest: Manifest, parallel: Parallel) -> tuple[Rule, ...]:
         if parallel.tp == parallel.pp == parallel.ep == 1:
             return ()
         raise
+
+
+def _unmatched(manifest: Manifest) -> str:
+    model_type = manifest.config.get("model_type")
+    known = isinstance(model_type, str) and model_type in FAMILIES
+    return f"no built-in rule for model_type={model_type!r} matches the names of these tensors" if known else ""
 
 
 def _fallback(
@@ -217,7 +224,8 @@ def _require_little_replication(
     raise RequestError(
         f"tp={tp}: {replicated / total:.0%} of the checkpoint's bytes ({format_bytes(replicated)}) would be "
         f"replicated on every tp rank, more than the {max_share:.0%} allowed; largest: {listed}. "
-        f"Give rules that split them, or allow it with allow_replication=True{f'. {hint}' if hint else ''}"
+        f"Give rules that split them, or allow it with allow_replication=True (--allow-replication)"
+        f"{f'; {hint}' if hint else ''}"
     )
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from megamind_ray.core.report import LoadReport, RankReport, Verified
 from megamind_ray.core.topology import Topology
 from megamind_ray.core.tracks import short_node
+from megamind_ray.report.folding import FoldingTable
 from megamind_ray.report.summary import ManifestSummary, PlanSummary
 from megamind_ray.report.terminal import printable
 from megamind_ray.units import format_bytes, format_duration, format_rate
@@ -222,11 +223,11 @@ def _size(num_bytes: int) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = FoldingTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         right = column.startswith(">")
         # Numbers are never wrapped; where there is little room, text gives way.
-        table.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=right)
+        table.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
     return table
 
 
@@ -236,9 +237,9 @@ def _row(table: Table, *cells: object) -> None:
 
 
 def _facts(facts: Mapping[str, str]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column()
+    grid = FoldingTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, value in facts.items():
         grid.add_row(Text(name), Text(printable(value, keep="\n")))
     return grid

@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from megamind_ray.testing.fault_server import Answer, FaultServer
 
 
@@ -72,3 +74,16 @@ def test_a_configuration_file_that_is_wrong_is_refused(megamind: Any, checkpoint
 
     assert result.code == 2
     assert "no setting io.chunks" in result.stderr
+
+
+def test_a_narrow_terminal_shows_every_column_and_number(
+    megamind: Any, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megamind_ray.cli.output._PIPE_COLUMNS", 30)
+
+    shown, planned = megamind("inspect", checkpoint).stdout, megamind("plan", checkpoint, "--tp", "2").stdout
+
+    assert "…" not in shown + planned
+    assert max(map(len, (shown + planned).splitlines())) <= 30
+    assert "dtype: F16" in shown
+    assert "arena: " in planned

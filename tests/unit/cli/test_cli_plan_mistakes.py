@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from megamind_ray.core.plan import Plan
 
@@ -94,3 +97,36 @@ def test_a_machine_with_more_gpus_than_any_has_is_not_measured(megamind: Any) ->
 
     assert result.code == 2
     assert "--gpus" in result.document["error"]["message"]
+
+
+def test_names_that_no_rule_knows_are_the_reason_and_not_the_family(megamind: Any, checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    tensors = {name.replace("mlp.up_proj", "mlp.up"): value for name, value in load_file(file).items()}
+    save_file({**tensors, "model.layers.0.mlp.big": np.ones((256, 512), np.float16)}, file)
+
+    message = megamind("plan", checkpoint, "--tp", "2", "--json").document["error"]["message"]
+
+    assert "there are no built-in rules" not in message
+    assert "; no built-in rule for model_type='llama' matches the names of these tensors" in message
+    assert "allow_replication=True (--allow-replication)" in message
+
+
+def test_a_tied_name_is_among_the_nearest(megamind: Any, checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if name != "lm_head.weight"}, file)
+    settings = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(
+        json.dumps({**settings, "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True})
+    )
+
+    assert megamind("plan", checkpoint, "--explain", "lm_head.weight").code == 0
+    assert "nearest names are lm_head.weight" in megamind("plan", checkpoint, "--explain", "lm_head.weigh").stderr
+    assert "error" in megamind("plan", checkpoint, "--explain", "lm_head.weigh", "--json").document
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "load", "verify", "unload", "drain"])
+def test_what_is_missing_is_said(megamind: Any, command: str) -> None:
+    result = megamind(command)
+
+    assert (result.code, result.stdout) == (2, "")
+    assert "missing argument" in result.stderr.lower()

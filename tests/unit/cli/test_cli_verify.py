@@ -269,6 +269,29 @@ def test_a_mistyped_mirror_is_refused_before_a_load_begins(megamind: Any, checkp
     assert f"the mirror {tmp_path / 'none'} cannot be used" in result.stderr
 
 
+def test_a_mistyped_mirror_of_a_good_checkpoint_is_a_wrong_request(
+    megamind: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    megamind("verify", "--record", checkpoint)
+
+    assert megamind("verify", checkpoint, "--mirror", tmp_path / "none").code == 2
+    flip_bit(checkpoint / "model.safetensors", -3 % (checkpoint / "model.safetensors").stat().st_size)
+    assert megamind("verify", checkpoint, "--mirror", tmp_path / "none").code == 1
+
+
+def test_a_recording_beside_a_mirror_is_told(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    plain = Path(shutil.copytree(checkpoint, tmp_path / "plain"))
+    megamind("verify", "--record", checkpoint)
+
+    result = megamind("verify", plain, "--mirror", checkpoint)
+
+    assert result.code == 2
+    assert f"one lies beside a mirror: --sidecar {checkpoint}/megamind-checksums.json" in result.stderr
+    assert (
+        megamind("verify", plain, "--mirror", checkpoint, "--sidecar", checkpoint / "megamind-checksums.json").code == 0
+    )
+
+
 def test_recording_goes_without_mirrors(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
     result = megamind("verify", "--record", checkpoint, "--mirror", tmp_path)
 
