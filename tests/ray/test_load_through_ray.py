@@ -248,9 +248,9 @@ def test_a_name_that_is_taken_is_refused(cluster: mm.Cluster, folder: Path) -> N
 
 
 def test_a_client_of_another_release_is_refused(cluster: mm.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    from megamind_ray.actors import client
+    from megamind_ray.actors import reaching
 
-    monkeypatch.setattr(client, "__version__", "9.9.9")
+    monkeypatch.setattr(reaching, "__version__", "9.9.9")
     with pytest.raises(mm.RequestError, match=r"9\.9\.9.*megamind down"):
         mm.connect(cluster.address)
 

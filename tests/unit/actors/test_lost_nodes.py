@@ -144,7 +144,7 @@ def require_right_or_said_why(fleet: ThreadFleet, folder: Path, layout: Layout, 
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3], LAYOUTS[5]], ids=str)
-@pytest.mark.parametrize("step", [0, 2, 4, 8, 9, 11])
+@pytest.mark.parametrize("step", [0, 2, 4, 8, 9, 11, 14])
 def test_a_planner_that_dies_at_any_step_of_a_start_is_succeeded_and_no_byte_is_read_twice(
     folder: Path, layout: Layout, step: int
 ) -> None:
@@ -152,7 +152,12 @@ def test_a_planner_that_dies_at_any_step_of_a_start_is_succeeded_and_no_byte_is_
         transfer(folder, layout), config(force_pool=layout.force_pool), strikes=[PlannerStrike(after=step)]
     )
     fleet.run()
+    statuses = [fleet.node(node).load.status() for node in layout.nodes]  # type: ignore[union-attr]
     require_right(fleet, folder, layout)
+    extents = plan_of(folder, layout).tables["extents"].to_pylist()
+    by_agents = [row["end"] - row["begin"] for row in extents if row["rank"] < 0]
+    assert sum(status.bytes_read for status in statuses) == sum(by_agents)
+    assert [status.bytes_retried for status in statuses] == [0] * len(statuses)
     assert [fault.fault.kind for fault in said(fleet, ins.RecordFault)] == ["planner_lost"]
     assert said(fleet, ins.ReadAgain) == []
 
