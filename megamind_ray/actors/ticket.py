@@ -17,6 +17,7 @@ from megamind_ray.errors import ClusterError
 
 __all__ = ["Ticket"]
 
+# In all other phases the planner sees to it that others work, and waits for them.
 _KINDS: Final[Mapping[str, SpanKind]] = {"manifest": "manifest", "plan": "plan"}
 
 
@@ -66,7 +67,7 @@ class Ticket:
             yield
         finally:
             self.seconds[phase] = monotonic() - begin
-            self._recorder.span(PLANNER_TRACK, _KINDS.get(phase, "other"), begin_s, label=phase)
+            self._recorder.span(PLANNER_TRACK, _KINDS.get(phase, "wait"), begin_s, label=phase)
 
     def raise_if_cancelled(self) -> None:
         if self.cancelled is not None:

@@ -105,7 +105,8 @@ def plan_command(
 ) -> None:
     """Plans a load: whether it fits, which rank goes to which GPU, who reads what, how long it takes.
 
-    Needs no cluster. Without --topology the plan is made for nodes of eight 80 GiB GPUs and no time is predicted.
+    Needs no cluster. Without --topology the plan is made for nodes of eight 80 GiB GPUs whose rates are guesses: a time
+    is predicted only where --predict, --record, --compare or --sweep asks for one, and it says that it is guessed.
     """
     with Output(as_json) as output, ExitStack() as stack:
         from rich.console import Group
@@ -133,14 +134,14 @@ def plan_command(
         case = Case(label=str(mesh), parallel=mesh, topology=hardware, config=settings, keep=keep)
         planned_for = _NOMINAL if topology is None else str(topology)
         if compare or sweep is not None:
-            document, parts = compared(study, case, compare or [], sweep)
+            document, parts = compared(study, case, compare or [], sweep, guessed=topology is None)
         elif offload:
             document, parts = overflowing(study, case)
         else:
             made = planned_or_nearest(study, case)
             document, parts = _told(made, planned_for, explain or [])
             if predict or record or (predict is None and topology is not None and not explain):
-                more, shown = predicted(made, case, folder)
+                more, shown = predicted(made, case, folder, guessed=topology is None)
                 document, parts = document | more, parts + shown
             if save is not None:
                 made.save(save)

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from megamind_ray.api.whatif import Case, Study
     from megamind_ray.core.plan import Plan
 
-__all__ = ["Told", "compared", "overflowing", "planned_or_nearest", "predicted"]
+__all__ = ["GUESSED", "Told", "compared", "overflowing", "planned_or_nearest", "predicted"]
 
 Told = tuple[dict[str, Any], list["RenderableType"]]
+GUESSED = (
+    "the rates of disks, networks and memory are guesses, as no hardware was named: name it with --topology, a preset "
+    "(megamind topology --list) or a file that `megamind topology` measured"
+)
 _OFFLOAD = "the same command with --offload"
 
 
@@ -47,8 +51,15 @@ def _with_advice(error: RequestError | CapacityError, advice: str) -> RequestErr
     return RequestError(message)
 
 
-def predicted(plan: Plan, case: Case, record: Path | None) -> Told:
-    """How long the load would take, as a report and a timeline; written to a folder too if one is given."""
+def predicted(plan: Plan, case: Case, record: Path | None, *, guessed: bool) -> Told:
+    """How long the load would take, as a report and a timeline; written to a folder too if one is given.
+
+    Args:
+        plan: Of the load.
+        case: What it was made for.
+        record: A folder, new or empty.
+        guessed: Nobody named the hardware: its rates are nobody's, which the report says, too.
+    """
     from rich.text import Text
 
     from megamind_ray.api.record import write_record
@@ -59,11 +70,15 @@ def predicted(plan: Plan, case: Case, record: Path | None) -> Told:
 
     simulation = run_simulation(plan, case.topology, config=case.config)
     report = simulation.report
+    if guessed:
+        report = replace(report, notes=(*report.notes, GUESSED))
     line = f"\npredicted: {format_duration(report.seconds['total'])}, from started workers to the last byte"
     if report.lower_bound_s is not None:
         line += f"; this plan cannot take less than {format_duration(report.lower_bound_s)}"
+    if guessed:
+        line += f"\n{GUESSED}"
     parts: list[RenderableType] = [Text(line), TimelineText(timeline=simulation.timeline, report=report)]
-    document: dict[str, Any] = {"predicted": report.to_json()}
+    document: dict[str, Any] = {"predicted": report.to_json(), "rates_guessed": guessed}
     if record is not None:
         write_record(record, LoadRecord(timeline=simulation.timeline, events=simulation.events), report)
         document["recorded"] = str(record)
@@ -71,8 +86,15 @@ def predicted(plan: Plan, case: Case, record: Path | None) -> Told:
     return document, parts
 
 
-def compared(study: Study, base: Case, cases: Sequence[str], sweep: str | None) -> Told:
+def compared(study: Study, base: Case, cases: Sequence[str], sweep: str | None, *, guessed: bool) -> Told:
     """The base case and others, each planned and simulated.
+
+    Args:
+        study: Of the checkpoint.
+        base: The case that others are compared with.
+        cases: The others, as the user wrote them.
+        sweep: Axes of which all layouts are compared.
+        guessed: Nobody named the hardware of the base case.
 
     Raises:
         RequestError: A case that cannot be read. One that cannot be loaded is a row that says why.
@@ -88,7 +110,13 @@ def compared(study: Study, base: Case, cases: Sequence[str], sweep: str | None) 
         meshes = sweep_meshes(axes, base.parallel, base.topology.num_gpus)
         chosen += [replace(base, parallel=mesh, label=str(mesh)) for mesh in meshes]
     outcomes = [study.outcome(case) for case in chosen]
-    return comparison_document(outcomes), [comparison_table(outcomes)]
+    document, parts = comparison_document(outcomes), [comparison_table(outcomes)]
+    if guessed and any(case.topology is base.topology for case in chosen):
+        from rich.text import Text
+
+        parts.append(Text(GUESSED))
+        document["rates_guessed"] = True
+    return document, parts
 
 
 def overflowing(study: Study, case: Case) -> Told:

@@ -73,13 +73,13 @@ class TimelineText:
     max_rows: int = _MAX_ROWS
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        end_s = self.timeline.end_s
-        tracks = tracks_of(self.timeline)
+        tracks, all_curves = tracks_of(self.timeline), curves_of(self.timeline)
+        end_s = self._end_s(all_curves)
         if not tracks or end_s <= 0:
             yield Text(f"{self.timeline.origin} timeline: nothing happened")
             return
         rows = list(_rows(tracks, self.max_rows))
-        curves = _totals(curves_of(self.timeline))
+        curves = _totals(all_curves)
         names = [*(name for name, _ in rows), *(name for name, _ in curves)]
         indent = max(len(name) for name in names)
         notes = [_rate_note(curve, end_s) for _, curve in curves]
@@ -98,6 +98,13 @@ class TimelineText:
         for (name, curve), note in zip(curves, notes, strict=True):
             yield _curve_line(name.rjust(indent), curve, edges_s, is_ascii).append(note)
         yield from self._footer(tracks, end_s)
+
+    def _end_s(self, curves: Sequence[Curve]) -> float:
+        """When the last of anything happened, as on the page; of a prediction, all of what it says it takes."""
+        moments = [float(curve.at_s[-1]) for curve in curves] + [mark.at_s for mark in self.timeline.marks]
+        if self.report is not None and self.report.kind == "simulation" and self.timeline.origin == "predicted":
+            moments.append(self.report.seconds.get("total", 0.0))
+        return max([self.timeline.end_s, *moments])
 
     def _header(self) -> Iterator[Text]:
         used = set(self.timeline.spans["kind"].to_pylist())

@@ -50,7 +50,7 @@ def find_bottleneck(world: World, driver: Driver, utilisation: Sequence[float]) 
     time, remedy = max(_threads(world, driver))
     who, what = remedy
     return (
-        f"nothing is busy more than {share:.0%} of the time ({busiest}{others}); {who} {time:.0%} of the time: "
+        f"nothing gives more than {share:.0%} of what it could ({busiest}{others}); {who} {time:.0%} of the time: "
         f"{what} would help most"
     )
 

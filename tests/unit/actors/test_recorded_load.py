@@ -312,12 +312,18 @@ def test_phases_of_the_planner_are_spans_of_a_recorded_load() -> None:
         pass
     with pytest.raises(ZeroDivisionError), ticket.timed("plan"):
         raise ZeroDivisionError
+    with ticket.timed("transfer"):  # others work
+        pass
 
     raw = ticket.recorded()
 
     assert raw is not None
     rows = raw.assembled().timeline.spans.to_pylist()
-    assert [(row["track"], row["kind"]) for row in rows] == [("planner", "manifest"), ("planner", "plan")]
+    assert [(row["track"], row["kind"]) for row in rows] == [
+        ("planner", "manifest"),
+        ("planner", "plan"),
+        ("planner", "wait"),
+    ]
 
 
 def test_records_that_nobody_fetches_are_pushed_out() -> None:

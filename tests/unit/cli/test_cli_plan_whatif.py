@@ -148,3 +148,29 @@ def test_an_empty_folder_of_the_users_stays(megamind: Any, tmp_path: Path) -> No
 
     assert megamind(*LARGE, "--record", folder).code == 2
     assert folder.is_dir()
+
+
+@pytest.mark.parametrize("options", [("--predict",), ("--compare", "tp=2"), ("--sweep", "tp")])
+def test_a_time_from_rates_that_nobody_gave_is_said_to_be_guessed(
+    megamind: Any, checkpoint: Path, options: tuple[str, ...]
+) -> None:
+    command = ("plan", checkpoint, "--allow-replication", *options)
+
+    assert "rates of disks, networks and memory are guesses" in megamind(*command).stdout
+    assert megamind(*command, "--json").document["rates_guessed"] is True
+    named = megamind(*command, "--topology", "4x-rtx-4090")
+    assert named.code == 0, named.stderr
+    assert "guesses" not in named.stdout
+
+
+def test_a_record_of_guessed_rates_says_so_too(megamind: Any, checkpoint: Path, tmp_path: Path) -> None:
+    assert megamind("plan", checkpoint, "--record", tmp_path / "record").code == 0
+
+    notes = json.loads((tmp_path / "record/report.json").read_text())["notes"]
+    assert any("guesses" in note for note in notes)
+
+
+def test_cases_that_all_name_their_hardware_are_no_guess(megamind: Any, checkpoint: Path) -> None:
+    shown = megamind("plan", checkpoint, "--sweep", "tp", "--topology", "hgx-h100").stdout
+
+    assert "guesses" not in shown

@@ -166,3 +166,16 @@ def test_what_the_recorder_had_no_room_for_is_owned_up_to() -> None:
     timeline = Timeline.of("measured", [Span(track="rank 0", kind="copy", begin_s=0, end_s=1)], dropped_spans=7)
 
     assert "7 spans were not kept: the recorder was full" in lines_of(timeline)
+
+
+def test_the_axis_reaches_to_the_end_of_what_is_told() -> None:
+    report = made_up_load().report
+    spans = [Span(track="n0/storage", kind="read", begin_s=0.0, end_s=0.5)]
+    short = Timeline.of("predicted", spans, marks=[Mark(at_s=1.5, kind="late", text="")])
+
+    with_mark = lines_of(short)
+    whole = lines_of(short, report=replace(report, kind="simulation", seconds={"total": 2.0}))
+
+    assert with_mark[1].endswith(" 33%")
+    assert whole[1].endswith(" 25%")
+    assert whole[2].endswith("2.00 s")
