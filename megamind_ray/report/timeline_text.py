@@ -35,6 +35,7 @@ __all__ = ["TimelineText"]
 _MAX_ROWS: Final = 20
 _MAX_PLOT: Final = 100  # wider is not easier to read; a pipe has no width of its own
 _MIN_PLOT: Final = 16
+_LEAST_PLOT: Final = 4  # where there is no room for more
 _MAX_NAME: Final = 28
 _MAX_EVENTS: Final = 4
 _SHADES: Final = " ░▒▓█"
@@ -88,7 +89,17 @@ class TimelineText:
             # The picture says where the limit is; the room is needed for the picture.
             notes = [note.partition(" of ")[0] for note in notes]
             room = options.max_width - indent - len(" || ") - max(map(len, [*notes, "100%"]))
-        width = min(_MAX_PLOT, max(_MIN_PLOT, room))
+        below: list[str] = []
+        if room < _MIN_PLOT:
+            # Nothing is cut: rates get lines of their own, long names give way, and the picture takes what is left.
+            most = max(len("..."), options.max_width // 2)
+            below = [f"{name}: {note}" for (name, _), note in zip(curves, notes, strict=True)]
+            notes = [""] * len(notes)
+            rows = [(_cut(name, most), members) for name, members in rows]
+            curves = [(_cut(name, most), curve) for name, curve in curves]
+            indent = max(len(name) for name in [*(name for name, _ in rows), *(name for name, _ in curves)])
+            room = options.max_width - indent - len(" || ") - len("100%")
+        width = min(_MAX_PLOT, max(_LEAST_PLOT, room))
         edges_s = np.linspace(0.0, end_s, width + 1)
         is_ascii = options.ascii_only
         yield from self._header()
@@ -97,6 +108,7 @@ class TimelineText:
         yield Text(" " * indent + " " + _axis(end_s, width), style="dim")
         for (name, curve), note in zip(curves, notes, strict=True):
             yield _curve_line(name.rjust(indent), curve, edges_s, is_ascii).append(note)
+        yield from (Text(line, overflow="fold") for line in below)
         yield from self._footer(tracks, end_s)
 
     def _end_s(self, curves: Sequence[Curve]) -> float:
@@ -250,6 +262,6 @@ def _bar(is_ascii: bool) -> str:
     return "|" if is_ascii else "│"
 
 
-def _cut(name: str) -> str:
+def _cut(name: str, most: int = _MAX_NAME) -> str:
     name = printable(name)
-    return name if len(name) <= _MAX_NAME else f"...{name[3 - _MAX_NAME :]}"
+    return name if len(name) <= most else f"...{name[len(name) + 3 - most :]}"

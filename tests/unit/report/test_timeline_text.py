@@ -179,3 +179,18 @@ def test_the_axis_reaches_to_the_end_of_what_is_told() -> None:
     assert with_mark[1].endswith(" 33%")
     assert whole[1].endswith(" 25%")
     assert whole[2].endswith("2.00 s")
+
+
+@pytest.mark.parametrize("width", [24, 28, 30, 34])
+def test_figures_are_whole_on_a_narrow_terminal(width: int) -> None:
+    made = made_up_load()
+    wide = lines_of(made.timeline, width=100)
+
+    narrow = lines_of(made.timeline, width=width)
+
+    assert max(map(len, narrow)) <= width
+    shares = [line.rsplit(" ", 1)[-1] for line in wide if line.endswith("%")]
+    assert [line.rsplit(" ", 1)[-1] for line in narrow if line.endswith("%") and "│" in line] == shares
+    # Rates keep their units, in lines of their own.
+    assert any(line.startswith("storage: ") for line in narrow)
+    assert "MB/s" in " ".join(narrow) or "GB/s" in " ".join(narrow)
