@@ -35,10 +35,12 @@ def model_name(text: str) -> ModelName:
     """Checks a name that a user gave to a model or a fleet; it becomes part of actor names.
 
     Raises:
-        RequestError: It is empty, too long or has characters other than letters, digits and ``._-``.
+        RequestError: It is no text, empty, too long or has characters other than letters, digits and ``._-``.
     """
-    if not _NAME.fullmatch(text):
+    # From Python anything may come: None where a variable was not set.
+    if not isinstance(text, str) or not _NAME.fullmatch(text):
         raise RequestError(
-            f"name {text!r} cannot be used; take up to 128 letters, digits, '.', '_' or '-'; first a letter or digit"
+            f"name {text!r:.80} cannot be used; "
+            "take up to 128 letters, digits, '.', '_' or '-'; first a letter or digit"
         )
     return ModelName(text)

@@ -17,6 +17,14 @@ URI_FORMS: Final = "a path, file:, s3://, gs://, az://, http://, https://, hf://
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES: Final = ("s3", "gs", "az", "http", "https", "hf", "memory")
 _BUCKETS: Final = ("s3", "gs", "az")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+# A presigned URL with a session's token takes 2-3 kB; servers refuse requests from 8 kB on.
+_LONGEST: Final = 8192
+# ORG/NAME as the hub has them, a revision, a path in it.
+_HUB: Final = re.compile(
+    r"(?:(?:models|datasets|spaces|buckets)/)?[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*(?:@[^/@-][^/@]*)?(?:/.*)?)?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,9 @@ def parse_location(uri: str | os.PathLike[str]) -> Location:
             f"{text!r:.80}, of type {type(text).__name__}, names no checkpoint; give {URI_FORMS}, as text or as a Path"
         )
     if not text or "\0" in text:
-        raise RequestError(f"{text!r} names no checkpoint; give {URI_FORMS}")
+        raise RequestError(f"{text!r:.80} names no checkpoint; give {URI_FORMS}")
+    if len(text) > _LONGEST:
+        raise RequestError(f"{text[:80]!r}... names no checkpoint: it is {len(text)} characters long; give {URI_FORMS}")
     if text.startswith("file:"):
         return Location(_local_path(_path_of_file_uri(text)), None)
     match = _SCHEME.match(text)
@@ -91,7 +101,21 @@ def parse_location(uri: str | os.PathLike[str]) -> Location:
     rest = text[match.end() :].rstrip("/")
     if scheme != "memory" and (not rest or rest.startswith("/")):
         raise RequestError(f"{text}: names no bucket, host or repository; give for example {scheme}://NAME/PATH")
+    if found := _CONTROL.search(rest):
+        raise RequestError(
+            f"{text!r:.200}: has the control character {found[0]!r}; write it percent-encoded if it is meant"
+        )
+    if scheme == "hf":
+        _check_hub(text, rest)
     return Location(f"{scheme}://{rest}", scheme)
+
+
+def _check_hub(text: str, rest: str) -> None:
+    """Refuses what the hub cannot have, before it is asked; names of it stand in commands that we print."""
+    if _HUB.fullmatch(rest) is None or not {".", ".."}.isdisjoint(re.split("[/@]", unquote(rest))):
+        raise RequestError(
+            f"{text!r:.200}: is no repository of the Hugging Face hub; give hf://ORG/NAME[@REVISION][/PATH]"
+        )
 
 
 def _path_of_file_uri(text: str) -> str:
@@ -107,5 +131,10 @@ def _path_of_file_uri(text: str) -> str:
 
 
 def _local_path(path: str) -> str:
+    try:
+        if b"\0" in os.fsencode(path):
+            raise RequestError(f"{path!r:.200}: no path has the character NUL; correct it")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{path!r:.200}: no path has the character {path[error.start]!r}; correct it") from error
     absolute = str(Path(os.path.abspath(path)))  # noqa: PTH100 - Path.absolute() keeps ".."
     return "" if absolute == "/" else absolute

@@ -50,10 +50,10 @@ def find_node(text: str, nodes: Sequence[NodeNames]) -> NodeId:
             return found[0].node
         if found:
             raise RequestError(
-                f"node {text!r}: it may be any of {len(found)}: {listed([str(one) for one in found])}; "
+                f"node {text!r:.80}: it may be any of {len(found)}: {listed([str(one) for one in found])}; "
                 "give the first digits of its id that no other has"
             )
     raise RequestError(
-        f"node {text!r}: the cluster has none of this id, address or name; it has "
+        f"node {text!r:.80}: the cluster has none of this id, address or name; it has "
         f"{listed([str(one) for one in nodes]) or 'none at all'}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -48,9 +49,10 @@ def offline_remedy(uri: str) -> str | None:
     snapshot = cached_snapshot(repository, revision)
     if snapshot is not None:
         return f"load the copy in this machine's cache: {snapshot}"
-    option = "" if revision == "main" else f" --revision {revision}"
+    option = "" if revision == "main" else f" --revision {shlex.quote(revision)}"
+    command = f"hf download {shlex.quote(repository)}{option} --local-dir DIR"
     return (
-        f"download it where the hub can be reached (`hf download {repository}{option} --local-dir DIR`, which was "
+        f"download it where the hub can be reached (`{command}`, which was "
         f"`huggingface-cli download` in older releases) and give DIR; {hub_cache_path()}, this machine's cache, has no "
         "copy"
     )

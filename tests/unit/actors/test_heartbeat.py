@@ -1,6 +1,7 @@
 """Heartbeats over the loopback."""
 
 import threading
+from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
@@ -38,3 +39,14 @@ def test_a_load_that_ends_does_not_wait_for_the_next_look(monkeypatch: pytest.Mo
     closing.join(_DEADLINE_S)
 
     assert not closing.is_alive()
+
+
+def test_it_listens_on_the_address_of_its_node_alone() -> None:
+    listener = Listener("127.0.0.1", silence_s=1.0)
+    try:
+        port = f"{listener.pulse.port:04X}"
+        lines = Path("/proc/net/udp").read_text().splitlines()[1:]
+        bound = [line.split()[1].partition(":")[0] for line in lines if line.split()[1].endswith(f":{port}")]
+    finally:
+        listener.close()
+    assert bound == ["0100007F"]
