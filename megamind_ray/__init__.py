@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ClusterError,
         IntegrityError,
         MegamindError,
+        RecordError,
         RequestError,
         SourceError,
     )
@@ -60,6 +61,7 @@ __all__ = [
     "Parallel",
     "Plan",
     "Progress",
+    "RecordError",
     "Replicate",
     "RequestError",
     "Rule",
@@ -105,6 +107,7 @@ _HOMES = {
         "ClusterError",
         "IntegrityError",
         "MegamindError",
+        "RecordError",
         "RequestError",
         "SourceError",
     ),
