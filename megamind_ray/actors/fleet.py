@@ -111,7 +111,8 @@ class Fleet:
         """
         self._look()
         self._forget(node for node in list(self.agents) if node not in self._nodes)
-        self.leaving &= self._nodes.keys()
+        # In place: a node may be marked at the same time.
+        self.leaving.intersection_update(self._nodes)
         self._await_freed(self._ask_all())
         if self._start_missing():
             self._ask_all()

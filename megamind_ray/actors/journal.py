@@ -188,6 +188,9 @@ class JournalCopy:
         """Takes a newer snapshot; the plan of a load stays as long as the load is under way."""
         with self._lock:
             if written.stamp < self._kept.stamp:
+                # The plan takes longer than what was written after it.
+                if written.transfer is not None and written.load == self._kept.load and self._kept.transfer is None:
+                    self._kept = replace(self._kept, transfer=written.transfer)
                 return
             if written.transfer is None and written.load is not None and written.load == self._kept.load:
                 written = replace(written, transfer=self._kept.transfer)

@@ -102,7 +102,11 @@ class Loader:
             record=ticket.record,
             faults=faults,
         )
-        self._journal.begin(job, prepared.transfer)
+        try:
+            self._journal.begin(job, prepared.transfer)
+        except ClusterError as error:
+            self._end_failed(error)  # else whatever is written next would say that it is under way
+            raise
         return self._carry_out(ticket, job, prepared.transfer, LoadDriver.run, began_s=began_s)
 
     def resume(self, ticket: Ticket, job: JournaledLoad, transfer: Transfer | None, reason: str) -> LoadReport:

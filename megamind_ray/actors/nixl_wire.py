@@ -12,6 +12,7 @@ from megamind_ray.actors.dataplane import DataPlane, UInt8Array
 from megamind_ray.actors.messages import BlockHandle, Offer, Place
 from megamind_ray.actors.nixl_endpoint import NixlEndpoint, WireError
 from megamind_ray.core.report import Fault
+from megamind_ray.errors import ClusterError
 
 __all__ = ["NixlWire"]
 
@@ -85,7 +86,7 @@ class NixlWire:
                 (view,) = self._store.get([handle.ref], timeout_s=_LEAST_S)
                 handle.place = self._endpoint.place(view.ctypes.data, view.nbytes)
                 handle.view = None if handle.place is None else view
-            except WireError as error:
+            except (WireError, ClusterError) as error:
                 self._note(str(error))
         return handle.ref if handle.place is None else Offer(handle=handle.ref, place=handle.place)
 

@@ -58,8 +58,8 @@ class Planner:
         self._records = RecordBook()
         self._ready = threading.Event()
         self._trouble: MegamindError | None = None
-        # Loads that an earlier planner began, by ticket.
-        self._resumed: dict[str, Future[LoadReport]] = {}
+        # Loads that queue or are under way, by ticket, and what came of one that an earlier planner began.
+        self._results: dict[str, Future[LoadReport]] = {}
         self._set_up()
         threading.Thread(target=self._begin, name="take-over", daemon=True).start()
 
@@ -103,31 +103,25 @@ class Planner:
         Args:
             ticket_id: Unique to the load.
             request: What to load.
-            again: An earlier planner was asked for it: if that had begun, this waits for what came of it.
+            again: Its client lost sight of the planner that it asked first: an earlier one, or this one, if it was
+                silent for a while. What had begun is waited for.
 
         Raises:
             MegamindError: It cannot be done or went wrong; nothing of it is left behind.
         """
         self._require_ready()
-        faults: tuple[Fault, ...] = ()
-        if again:
-            if ticket_id in self._resumed:
-                return self._resumed[ticket_id].result()
-            made = self._catalogue.of_ticket(ticket_id)
-            if made is not None:
-                return made.report
-            faults = (planner_lost(_LOST, "the load had no plan yet and was begun anew"),)
-        ticket = self._tickets.setdefault(ticket_id, Ticket())
+        result: Future[LoadReport] = Future()
+        under_way = self._results.setdefault(ticket_id, result)
+        if under_way is not result:
+            return under_way.result()
         try:
-            while not self._departures.let_first(_CANCEL_EVERY_S) or not self._moves.acquire(timeout=_CANCEL_EVERY_S):
-                ticket.raise_if_cancelled()
-            try:
-                return self._loader.load(ticket_id, ticket, request, faults=faults)
-            finally:
-                self._moves.release()
-                self._records.keep(ticket_id, ticket.recorded())
+            result.set_result(self._load(ticket_id, request, again))
+        except BaseException as error:
+            result.set_exception(error)
+            raise
         finally:
-            self._tickets.pop(ticket_id, None)
+            self._results.pop(ticket_id, None)
+        return result.result()
 
     @in_group("control")
     def record(self, ticket_id: str) -> LoadRecord | None:
@@ -254,6 +248,25 @@ class Planner:
             self._journal.note(models=())
         self._fleet.shut_down()
 
+    def _load(self, ticket_id: str, request: LoadRequest, again: bool) -> LoadReport:
+        faults: tuple[Fault, ...] = ()
+        if again:
+            made = self._catalogue.of_ticket(ticket_id)
+            if made is not None:
+                return made.report
+            faults = (planner_lost(_LOST, "the load had no plan yet and was begun anew"),)
+        ticket = self._tickets.setdefault(ticket_id, Ticket())
+        try:
+            while not self._departures.let_first(_CANCEL_EVERY_S) or not self._moves.acquire(timeout=_CANCEL_EVERY_S):
+                ticket.raise_if_cancelled()
+            try:
+                return self._loader.load(ticket_id, ticket, request, faults=faults)
+            finally:
+                self._moves.release()
+                self._records.keep(ticket_id, ticket.recorded())
+        finally:
+            self._tickets.pop(ticket_id, None)
+
     def _set_up(self) -> None:
         charter = self._charter
         self._fleet = Fleet(
@@ -319,7 +332,7 @@ class Planner:
             job = estate.snapshot.load
             if job is not None:
                 self._tickets[job.ticket] = Ticket()
-                self._resumed[job.ticket] = Future()
+                self._results[job.ticket] = Future()
         return estate
 
     def _clear_up(self, estate: Estate) -> None:
@@ -331,7 +344,7 @@ class Planner:
         free_strays(estate, frozenset(known), call_s=deadlines.call_s, close_s=deadlines.close_s)
         if job is None:
             return
-        ticket, result = self._tickets[job.ticket], self._resumed[job.ticket]
+        ticket, result = self._tickets[job.ticket], self._results[job.ticket]
         try:
             result.set_result(self._loader.resume(ticket, job, estate.transfer, _LOST))
         except BaseException as error:  # noqa: BLE001 - its client, who asks for it, is told

@@ -138,6 +138,8 @@ class Reach:
             wait_for(error.planner.hello.remote(__version__), timeout_s=_SIGN_S, what=self._what)
         except NoAnswerError:
             return restart(dead=error.planner)
+        except ActorLostError:  # what kept it silent has ended it by now
+            return running_planner(self._charter.fleet)
         return error.planner
 
     def _greet(self, planner: Any | None, start: Callable[..., Any], until_s: float) -> tuple[Any, PlannerFacts]:

@@ -6,6 +6,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic, sleep
@@ -236,7 +237,10 @@ def is_orphaned(fleet: str) -> bool:
 
 def abandon_load(fleet: str, ticket: str, *, timeout_s: float) -> None:
     """Ends a load on all agents and workers, and for the next planner, where there is none that could."""
-    handles = [(name, ray.get_actor(name, namespace=NAMESPACE)) for name in _members(fleet)]
+    handles: list[tuple[str, Any]] = []
+    for name in _members(fleet):
+        with suppress(ValueError):  # it ended between listing and looking
+            handles.append((name, ray.get_actor(name, namespace=NAMESPACE)))
     what = "giving up a load without a planner"
     agents = [handle.abandon.remote(ticket) for name, handle in handles if is_agent(name, fleet)]
     loads = {load for load in settle(agents, timeout_s=timeout_s, what=what) if isinstance(load, str)}

@@ -149,3 +149,12 @@ def test_a_mark_goes_with_its_node(cluster: Cluster, fleet: Fleet) -> None:
     fleet.refresh()
 
     assert fleet.leaving == set()
+
+
+def test_a_node_that_is_marked_while_the_fleet_is_brought_up_to_date_stays_marked(
+    cluster: Cluster, fleet: Fleet
+) -> None:
+    """Whoever marks does not wait for the planner's lock: marks are taken off the set that is there."""
+    marks = fleet.leaving
+    fleet.refresh()
+    assert fleet.leaving is marks

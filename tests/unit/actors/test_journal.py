@@ -85,6 +85,17 @@ def entry(event: ev.Event) -> LogEntry:
     return LogEntry(at_s=1.0, event=event)
 
 
+def test_a_plan_that_comes_after_what_was_written_later_is_kept() -> None:
+    """It is large, and its wire is slow; what follows it is small."""
+    copy = JournalCopy()
+    copy.keep(written(1, 2, load=LOAD))
+    copy.keep(written(1, 1, load=LOAD, transfer=b"plan"))
+    assert copy.kept == written(1, 2, load=LOAD, transfer=b"plan")
+    copy.keep(written(1, 3))
+    copy.keep(written(1, 1, load=LOAD, transfer=b"plan"))
+    assert copy.kept == written(1, 3)
+
+
 def test_a_copy_keeps_the_newest_and_the_plan_as_long_as_its_load_is_under_way() -> None:
     copy = JournalCopy()
     copy.keep(written(1, 1, load=LOAD, transfer=b"plan"))

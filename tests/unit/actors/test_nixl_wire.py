@@ -6,6 +6,7 @@ import gc
 import pickle
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from megamind_ray.actors.messages import Offer
 from megamind_ray.actors.nixl_endpoint import NixlEndpoint, WireError
 from megamind_ray.actors.nixl_wire import NixlWire
+from megamind_ray.errors import ClusterError
 from megamind_ray.testing.contracts import DataPlaneContract
 from megamind_ray.testing.fake_nixl import FakeFabric, SharedMemoryPlane
 from megamind_ray.testing.fakes import MemoryPlane
@@ -248,3 +250,17 @@ def test_an_endpoint_that_makes_no_progress_says_so() -> None:
         pass
     assert nodes.fetched(offer) == 7
     nodes.close()
+
+
+def test_a_block_whose_bytes_are_not_to_be_had_at_once_is_offered_all_the_same(two: Two) -> None:
+    """Whoever was to get it is not asked twice: an error in its place would be the last that is heard of the block."""
+    handle = two.block()
+    get, two.store.get = two.store.get, lost  # type: ignore[method-assign]
+    offer = two.source.offer(handle)
+    two.store.get = get  # type: ignore[method-assign]
+    assert not isinstance(offer, Offer)
+    assert two.fetched(offer) == 7
+
+
+def lost(handles: object, *, timeout_s: float) -> list[Any]:
+    raise ClusterError(f"not fetched within {timeout_s:g} s")
