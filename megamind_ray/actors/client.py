@@ -199,9 +199,9 @@ class FleetClient:
                 try:
                     return self._wait_for_drain(ref, ticket, what, on_progress)
                 except PlannerLostError as error:
-                    self._reach.again(error)
-                    # It may have been done: then nothing is left to do there, and the report says that.
-                    ref = self._begin_drain(ticket, request, what)
+                    if self._reach.again(error) or not error.is_silent:
+                        # It may have been done: then nothing is left to do there, and the report says that.
+                        ref = self._begin_drain(ticket, request, what)
             return self._wait_for_drain(ref, ticket, what, on_progress)
         except BaseException:
             if current_job() == self._job and not ray.wait([ref], timeout=0)[0]:

@@ -93,8 +93,11 @@ class Reach:
         """Makes a call that takes long; gives its ref, of which ``ask`` gets the answer."""
         return ask(self._planner)
 
-    def again(self, error: PlannerLostError) -> None:
+    def again(self, error: PlannerLostError) -> bool:
         """Has a planner again after one was lost: the one that Ray starts, or a new one.
+
+        Returns:
+            Whether it is another one; else it was only silent, and does what it was asked.
 
         Raises:
             ClusterError: There is none within ``deadlines.planner_s``, or the fleet has ended; it says what to do.
@@ -102,8 +105,9 @@ class Reach:
         fleet = self._charter.fleet
         with self._lock:
             if error.planner is not self._planner:
-                return  # another thread has one already
+                return True  # another thread has one already
             self.num_lost += 1
+            before = self.facts.incarnation
             until_s = monotonic() + self._charter.config.deadlines.planner_s
             restart = partial(restart_planner, replace(self._charter, lifetime=self.facts.lifetime))
             try:
@@ -114,6 +118,7 @@ class Reach:
                     f"{error.message}; no planner could be had again: {still.message}. `ray status` shows nodes and "
                     f"what is free; `megamind down --fleet {fleet}` ends what is left of a detached fleet"
                 ) from error
+            return self.facts.incarnation != before
 
     def insist(self, ask: Callable[[Any], Any], what: str) -> Any:
         """As ``ask``, for what may be asked twice: a planner that is lost meanwhile costs time.
