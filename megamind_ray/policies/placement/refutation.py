@@ -17,14 +17,18 @@ import numpy as np
 from megamind_ray.policies.costs import Float64Array, TransferCosts, sums
 from megamind_ray.policies.placement.base import PlacementRequest
 from megamind_ray.policies.placement.domains import Level
+from megamind_ray.policies.placement.headroom import at_most, is_enough, most_of
 from megamind_ray.policies.placement.item_bytes import ItemBytes
 from megamind_ray.policies.placement.locality import Group
 from megamind_ray.policies.placement.rooms import Rooms, cheapest_copies
+from megamind_ray.policies.placement.weighing import Weighing
 
-__all__ = ["Refutation", "refute"]
+__all__ = ["Refutation", "is_refuted", "refute"]
 
 _ROUNDING = 1e-6
 _LARGE = 1e300
+# Weights to try for a placement of all items against which nothing else speaks, and for all such together.
+_ROUNDS, _ALL_ROUNDS = 1_000, 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,18 @@ def refute(
     candidate = search.descend(0) if search.is_possible() else None
     is_proven = candidate is None and search.num_steps < max_steps
     return Refutation(is_proven, candidate, search.num_steps)
+
+
+def is_refuted(request: PlacementRequest, where: Sequence[int], deadline_s: float, *, rounds: int = _ROUNDS) -> bool:
+    """Whether a placement, by rank its node, surely is not done by a deadline. The request has costs and load."""
+    assert request.costs is not None
+    assert request.load is not None
+    items = _items_of(request, ())
+    load = ItemBytes.of(request.load, request, items)
+    node_of = [where[item.ranks[0]] for item in items]
+    on = [[item for item, at in enumerate(node_of) if at == node] for node in range(len(request.costs.read))]
+    check = _Check(request.costs, load, on, node_of, deadline_s * (1 + _ROUNDING))
+    return not check.is_open() or check.weighing().refutes(deadline_s * (1 + _ROUNDING), None, rounds) is not None
 
 
 def _items_of(request: PlacementRequest, groups: Sequence[Group]) -> list[Group]:
@@ -112,6 +128,9 @@ class _Search:
         ]
         self._on: list[list[int]] = [[] for _ in range(self._num_nodes)]
         self._node_of: list[int] = []
+        # The last that refuted something: neighbours are often refuted by the same.
+        self._weights: Float64Array | None = None
+        self._rounds_left = _ALL_ROUNDS
         self.num_steps = 0
 
     def is_possible(self) -> bool:
@@ -161,7 +180,16 @@ class _Search:
         return True
 
     def _is_open(self) -> bool:
-        return _Check(self._costs, self._load, self._on, self._node_of, self._late).is_open()
+        check = _Check(self._costs, self._load, self._on, self._node_of, self._late)
+        if not check.is_open():
+            return False
+        rounds = min(_ROUNDS, self._rounds_left) if len(self._node_of) == len(self._items) else 0
+        if not rounds and self._weights is None:
+            return True
+        self._rounds_left -= rounds
+        found = check.weighing().refutes(self._late, self._weights, rounds)
+        self._weights = self._weights if found is None else found
+        return found is None
 
 
 class _Check:
@@ -197,6 +225,17 @@ class _Check:
             and self._is_across(most)
         )
 
+    def weighing(self) -> Weighing:
+        """All resources together, for the shares of which it is known who needs them."""
+        costs, load = self._costs, self._load
+        needs = np.zeros((len(load.part_bytes), len(self._on)), np.bool_)
+        busy, crossing = np.zeros_like(costs.read), np.zeros(len(self._on))
+        for node in self._used:
+            needs[:, node] = self._parts[node]
+            busy[node] = self._busy(node)
+            crossing[node] = float(load.share_bytes[self._alone & self._at[:, node]].sum())
+        return Weighing(costs, load, self._known & ~self._alone, needs, busy, crossing)
+
     def _busy(self, node: int) -> Float64Array:
         """Seconds of what is done there in any case: reading what nobody else needs, and copying."""
         costs, load = self._costs, self._load
@@ -226,10 +265,10 @@ class _Check:
             left = late - self._busy(node)
             if (left < 0).any():
                 return None
-            limit[node] = _at_most(left, costs.read[node] + pack[node])
+            limit[node] = at_most(left, costs.read[node] + pack[node])
             shared = self._at[:, node] & ~self._alone
             wanted = float(self._need[node][shared].sum()) * (1 - _ROUNDING)
-            if wanted > 0 and _most_of(left, costs.read[node], costs.take[node], wanted) < 0:
+            if wanted > 0 and most_of(left, costs.read[node], costs.take[node], wanted) < 0:
                 return None
         return limit
 
@@ -261,7 +300,7 @@ class _Check:
             between = [self._reads(node, nbytes, passes_on=True) for node in whole]
             at_end = [self._reads(node, nbytes, passes_on=False) for node in whole]
             is_known = bool(self._known[share]) and len(whole) == len(nodes)
-            if not _is_enough(between, at_end, nbytes if is_known else 0.0):
+            if not is_enough(between, at_end, nbytes if is_known else 0.0):
                 return False
             if not self._is_between_racks(whole, at_end, nbytes, is_known=is_known):
                 return False
@@ -285,7 +324,7 @@ class _Check:
             return False
         if any(low > 0 and rack in crossing for low, rack in zip(least, read, strict=True)):
             return False
-        return _is_enough(between if len(read) > 2 else inside, inside, nbytes if is_known else 0.0)
+        return is_enough(between if len(read) > 2 else inside, inside, nbytes if is_known else 0.0)
 
     def _reads(self, node: int, nbytes: float, *, passes_on: bool) -> float:
         """How much of a share that it needs all of a node reads at most; negative where it cannot be done in time."""
@@ -293,7 +332,7 @@ class _Check:
         left = self._late - self._busy(node)
         if passes_on:  # what it reads it sends twice, and all the rest once
             left = left - nbytes * costs.send[node]
-        return _most_of(left, costs.read[node] + costs.pack[node] + costs.send[node], costs.take[node], nbytes)
+        return most_of(left, costs.read[node] + costs.pack[node] + costs.send[node], costs.take[node], nbytes)
 
     def _is_done(self) -> bool:
         """Whether all nodes together do all reading, packing, copying, sending and taking, by kind of resource.
@@ -346,33 +385,3 @@ class _Check:
             if (needed - own) * costs.uplink[rack] > self._late:
                 return False
         return True
-
-
-def _at_most(left: Float64Array, each: Float64Array) -> float:
-    """Bytes for which there are seconds of every kind left."""
-    used = each > 0
-    return float((left[used] / each[used]).min(initial=_LARGE))
-
-
-def _is_enough(between: Sequence[float], at_end: Sequence[float], nbytes: float) -> bool:
-    """Whether some bytes are read where two stand at the ends; who cannot stand between others has less than none."""
-    if sum(most < 0 for most in between) > 2:
-        return False
-    more = sorted((end - max(most, 0.0) for end, most in zip(at_end, between, strict=True)), reverse=True)
-    return sum(max(most, 0.0) for most in between) + sum(more[:2]) >= nbytes * (1 - _ROUNDING)
-
-
-def _most_of(left: Float64Array, read: Float64Array, take: Float64Array, wanted: float) -> float:
-    """Of bytes that are read or else taken in, how many are read at most in the seconds that are left of each kind.
-
-    Returns:
-        Bytes; -1 where there is not time enough, whatever is read.
-    """
-    # x read, the rest taken: left >= x read + (wanted - x) take.
-    slack, slope = left - wanted * take, read - take
-    most = float((slack[slope > 0] / slope[slope > 0]).min(initial=wanted))
-    least = float((slack[slope < 0] / slope[slope < 0]).max(initial=0.0))
-    tolerance = wanted * _ROUNDING
-    if (slack[slope == 0] < 0).any() or most < -tolerance or least > most + tolerance:
-        return -1.0
-    return max(most, 0.0)

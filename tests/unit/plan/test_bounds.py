@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megamind_ray.config import Config, IoConfig, RoutingConfig
-from megamind_ray.core.demands import Demands
+from megamind_ray.core.demands import Demands, Int64Array
 from megamind_ray.core.ids import NodeId
 from megamind_ray.core.manifest import FileChecksums, FileInfo, Manifest, Reference
 from megamind_ray.core.parallel import Parallel, Replicate, Rule, Shard
@@ -20,10 +20,11 @@ from megamind_ray.core.plan import Plan
 from megamind_ray.core.tensor import DType, TensorInfo
 from megamind_ray.core.topology import Disk, Gpu, Nic, Node, Rack, Storage, Switch, Topology
 from megamind_ray.errors import CapacityError
-from megamind_ray.planning.bound import Bound, kept_together, lower_bound, plan_bound, search
+from megamind_ray.planning.bound import Bound, _request, kept_together, lower_bound, plan_bound, search
 from megamind_ray.planning.build import build_plan
 from megamind_ray.planning.cost import CostModel, ResourceKind
 from megamind_ray.planning.demands import build_demands
+from megamind_ray.policies.placement.refutation import is_refuted
 from megamind_ray.policies.registry import PLACEMENT
 from megamind_ray.policies.routing.base import RoutingDecision, RoutingRequest
 
@@ -303,3 +304,75 @@ def test_no_plan_of_any_policy_is_below_the_bound(
         assert not search(
             layered(), demands, model, late, rank_bytes=needs, chunk_bytes=MIB, direct=direct, together=together
         ).is_proven
+
+
+@settings(max_examples=60)
+@given(
+    topology=hardware(),
+    mesh=st.sampled_from([(2, 1, 1), (1, 1, 2), (2, 1, 2), (1, 3, 1), (1, 3, 2), (1, 1, 4), (4, 1, 1)]),
+    policy=st.sampled_from(["round_robin", "best_fit", "topology_blind"]),
+    direct=st.booleans(),
+    data=st.data(),
+)
+def test_no_weights_refute_what_is_done(
+    topology: Topology, mesh: tuple[int, int, int], policy: str, direct: bool, data: st.DataObject
+) -> None:
+    tp, pp, dp = mesh
+    if topology.num_gpus < tp * pp * dp:
+        return
+    demands = demands_of(layered(), Parallel(tp=tp, pp=pp, dp=dp), LAYERS)
+    config = replace(SMALL, routing=RoutingConfig(force_pool=not direct, min_direct_bytes=0))
+    plan = planned(topology, demands, policy, config, data)
+    if plan is None:
+        return
+    model = CostModel(topology)
+    request = _request(layered(), demands, model, None, MIB, direct=direct)
+    assert not is_refuted(request, nodes_of(plan, topology), plan_bound(plan, model).seconds * (1 + 1e-6), rounds=60)
+
+
+def nodes_of(plan: Plan, topology: Topology) -> list[int]:
+    names = [node.id for node in topology.nodes]
+    return [names.index(name) for name in plan.tables["ranks"]["node"].to_pylist()]
+
+
+# Nodes, and what their disks, networks and uplinks do; each is the limit of one.
+@pytest.mark.parametrize(
+    ("num_nodes", "disk", "nic", "uplink"), [(4, 0.5, 2, 0.2), (4, 2, 0.2, 2), (2, 2, 0.2, 2), (3, 0.2, 2, 2)]
+)
+def test_no_readers_at_all_are_sooner_than_what_weights_refute(
+    num_nodes: int, disk: float, nic: float, uplink: float
+) -> None:
+    nodes = [replace(one_disk(f"n{i}", disk=disk * GB, nic=nic * GB), rack="xxyy"[i]) for i in range(num_nodes)]
+    racks = tuple(Rack(name=name, uplink_bytes_per_s=uplink * GB) for name in "xy")
+    topology, manifest = Topology(nodes=tuple(nodes), racks=racks), checkpoint(64)
+    demands, model = demands_of(manifest, Parallel(dp=num_nodes), COPIES), CostModel(topology)
+    request = _request(manifest, demands, model, None, 4 * MIB, direct=True)
+    config = Config(io=IoConfig(chunk_bytes=4 * MIB, extent_bytes=4 * MIB))
+    best = np.inf
+    for shares in itertools.product(range(5), repeat=num_nodes):
+        if sum(shares) != 4:
+            continue
+        # By quarters of the extents, who reads: all ways there are.
+        readers = np.repeat(np.arange(num_nodes), shares)
+        plan = build_plan(manifest, demands, topology, config=config, routing=Fixed(readers))
+        where = nodes_of(plan, topology)
+        found = plan_bound(plan, model).seconds
+        assert not is_refuted(request, where, found, rounds=60)
+        best = min(best, found)
+    # Thirds would be sooner than quarters on three nodes.
+    assert is_refuted(request, where, best * 0.6)
+
+
+class Fixed:
+    """Readers by turns."""
+
+    name = "fixed"
+
+    def __init__(self, readers: Int64Array) -> None:
+        self._readers = readers
+
+    def route(self, request: RoutingRequest) -> RoutingDecision:
+        num = len(request.first_node) - 1
+        node = self._readers[np.arange(num) % len(self._readers)].astype(np.int64)
+        zeros = np.zeros(num, np.int64)
+        return RoutingDecision(direct=zeros.astype(np.bool_), node=node, reason=zeros, reasons=("fixed",))
