@@ -244,12 +244,13 @@ class NixlEndpoint:
             except Exception as error:
                 raise _TransferError(f"cannot be begun ({type(error).__name__}: {error})") from error
             try:
-                if self._agent.transfer(transfer) == "ERR":
-                    raise _TransferError("cannot be begun")
-            except _TransferError:
-                raise
+                state = self._agent.transfer(transfer)
             except Exception as error:
+                self._release(transfer)
                 raise _TransferError(f"cannot be begun ({type(error).__name__}: {error})") from error
+            if state == "ERR":
+                self._release(transfer)
+                raise _TransferError("cannot be begun")
             return transfer
 
     def _wait(self, transfer: Any, until_s: float) -> None:

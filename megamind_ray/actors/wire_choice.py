@@ -54,7 +54,7 @@ class _Pair:
 class WireChooser:
     """Chooses for one load after the other; used by one thread.
 
-    What was measured stays as long as the fleet: a pair of nodes is measured once.
+    What was measured stays as long as the planner: a pair of nodes is measured once.
 
     Args:
         nodes: Of the fleet.

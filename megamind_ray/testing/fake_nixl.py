@@ -57,6 +57,7 @@ class FakeFabric:
         agents: By name.
         state: What transfers are in; ``DONE`` moves their bytes, ``ERR`` ends the connection until it is made anew.
         num_reads: Transfers begun.
+        num_held: Transfers whose handles were not released.
         num_registered: Calls that registered memory.
         refuses: What an agent's method raises when it is called, by the method's name.
     """
@@ -65,6 +66,7 @@ class FakeFabric:
         self.agents: dict[str, FakeNixlAgent] = {}
         self.state: State = "DONE"
         self.num_reads = 0
+        self.num_held = 0
         self.num_registered = 0
         self.refuses: dict[str, Exception] = {}
 
@@ -129,6 +131,7 @@ class FakeNixlAgent:
             assert [size for _, size, _ in local] == [size for _, size, _ in remote]
             _require_inside(local, self._regions)
             _require_inside(remote, self._readable[agent])
+            self._fabric.num_held += 1
             return _Transfer(local, remote, agent)
 
     def transfer(self, transfer: _Transfer) -> State:
@@ -149,6 +152,7 @@ class FakeNixlAgent:
         with self._alone("release_xfer_handle"):
             if self._fabric.state == "PROC":
                 raise AssertionError("a transfer that is under way must not be released")
+            self._fabric.num_held -= 1
 
     def get_new_notifs(self, backends: list[str]) -> dict[str, list[bytes]]:
         with self._alone("get_new_notifs"):

@@ -106,6 +106,7 @@ def test_where_nixl_fails_the_block_comes_by_the_object_store_and_a_fault_says_s
     assert fault.kind == "wire_failed"
     assert "NIXL_ERR_REMOTE_DISCONNECT" in fault.where
     assert fault.action == "3 blocks by Ray's object store instead"
+    assert two.fabric.num_held == 0
 
 
 def test_a_transfer_that_fails_is_the_last_from_that_endpoint_in_a_load(two: Two) -> None:
