@@ -291,11 +291,13 @@ class Journal:
         ]
         charter = now.charter
         what = f"fleet {charter.fleet!r}: writing its journal"
-        answers = settle(refs, timeout_s=_WRITE_S, what=what)
+        # A plan has to be with somebody who was sent it.
+        num_needed = len(refs) if plan is None else min(len(refs), _TRANSFER_COPIES)
+        answers = settle(refs, timeout_s=_WRITE_S, what=what)[:num_needed]
         if all(isinstance(answer, MegamindError) for answer in answers):
-            answers = settle(refs, timeout_s=charter.config.deadlines.call_s, what=what)
+            answers = settle(refs[:num_needed], timeout_s=charter.config.deadlines.call_s, what=what)
         if all(isinstance(answer, MegamindError) for answer in answers):
-            raise ClusterError(f"{what}: none of its {len(refs)} node agents took it ({answers[0]})")
+            raise ClusterError(f"{what}: none of {num_needed} node agents took it ({answers[0]})")
 
 
 def unpickled(kind: type[Value], data: bytes) -> Value:

@@ -6,6 +6,7 @@ import threading
 import uuid
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from megamind_ray import __version__
@@ -341,11 +342,13 @@ class Planner:
         known = {model.info.load for model in self._catalogue}
         if job is not None and estate.transfer is not None:
             known.add(job.load)
-        free_strays(estate, frozenset(known), call_s=deadlines.call_s, close_s=deadlines.close_s)
+        free = partial(free_strays, estate, frozenset(known), call_s=deadlines.call_s, close_s=deadlines.close_s)
         if job is None:
+            free()
             return
         ticket, result = self._tickets[job.ticket], self._results[job.ticket]
         try:
+            free()
             result.set_result(self._loader.resume(ticket, job, estate.transfer, _LOST))
         except BaseException as error:  # noqa: BLE001 - its client, who asks for it, is told
             result.set_exception(error)
