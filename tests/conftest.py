@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +16,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 # What a developer measured on this machine is none of the tests' business, nor of the processes that they start.
 os.environ["MEGAMIND_PROFILE"] = "off"
+
+# A run in the background of a shell (``nohup ... &``) ignores interrupts, and so would all processes that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
