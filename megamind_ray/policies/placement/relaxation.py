@@ -46,9 +46,6 @@ def least_seconds(
         Seconds; infinite where the mesh does not fit.
     """
     assert request.load is not None
-    # Beside a group that lies on several nodes the conditions on whole groups have been found too strict: a bound that
-    # knows of no groups holds for all placements.
-    groups = () if any(group.num_nodes > 1 for group in groups) else groups
     chosen = request.costs if costs is None else costs
     assert chosen is not None
     ranks = [Group((rank,), Level.NODE, 1) for rank in request.parallel.ranks]
@@ -89,6 +86,7 @@ class _Floor:
         alone: Bytes read for nobody else.
         packed: Those of ``alone`` that pass the pool.
         inflow: Bytes that come to its node, read there or taken in.
+        shared: Those of an item's ``inflow`` that are not its ``alone``.
         spread: By how many items each byte is shared that is not ``alone``; on fewer, it has to leave the node.
         common: Those of them that are shared by the same items, the most there are of such.
         level: How far apart its ranks may be.
@@ -102,6 +100,7 @@ class _Floor:
     alone: float
     packed: float
     inflow: float
+    shared: float
     spread: int
     common: float
     level: Level
@@ -133,28 +132,33 @@ class _Relaxation:
 
     def _is_possible(self, deadline_s: float) -> bool:
         room = np.zeros(0)
+        most = self._held(self._floors[-1], deadline_s)
         for floor in self._floors:
-            room = self._room(floor, deadline_s)
+            room = self._room(floor, deadline_s, most)
             if np.sort(room)[::-1][: self._num_nodes].sum() < floor.count:
                 return False
         # The last floor is that of all items: nodes without room for it hold none.
         return self._can_read(deadline_s, room > 0) and self._can_work(deadline_s, room)
 
-    def _room(self, floor: _Floor, deadline_s: float) -> Float64Array:
-        """By node, how many items it holds."""
+    def _held(self, floor: _Floor, deadline_s: float) -> Float64Array:
+        """By node, for how many items it has GPUs, and time for what is their own."""
         costs, hardware = self._costs, self._hardware
         usable = (hardware.free >= floor.need) & (floor.rank_bytes * costs.device <= deadline_s)
         room = hardware.seats(usable, floor, deadline_s, costs)
-        shared = floor.inflow - floor.alone
-        once = shared * np.minimum(costs.read, costs.take)
+        once = (floor.inflow - floor.alone) * np.minimum(costs.read, costs.take)
         each = floor.alone * costs.read + floor.packed * costs.pack + floor.copied * hardware.copy
-        room = np.minimum(room, _whole(_ratio(deadline_s - once, each)).min(axis=1))
+        least: Float64Array = np.minimum(room, _whole(_ratio(deadline_s - once, each)).min(axis=1))
+        return least
+
+    def _room(self, floor: _Floor, deadline_s: float, most: Float64Array) -> Float64Array:
+        """By node, how many items it holds, where it holds at most ``most`` of any kind."""
+        costs, room = self._costs, self._held(floor, deadline_s)
         read, take, send = (_ratio(deadline_s, cost).min(axis=1) for cost in (costs.read, costs.take, costs.send))
-        # What a node reads of shared bytes it sends on, unless it holds all that want them.
-        sent = np.where(room < floor.spread, send, np.inf)
-        wanted = shared * (1 - _ROUNDING)
+        # What a node reads of shared bytes it sends on, unless it holds all that want them, which may be smaller items.
+        sent = np.where(most < floor.spread, send, np.inf)
+        wanted = (floor.inflow - floor.alone) * (1 - _ROUNDING)
         room = np.minimum(room, _whole(_ratio(read - np.maximum(wanted - take, 0.0), floor.alone)))
-        room = np.where(np.minimum(read, sent) + take < wanted, 0.0, room)
+        room = np.where(np.minimum(read, sent) + take < floor.shared * (1 - _ROUNDING), 0.0, room)
         # Either all that want a byte are here and it is read here, or it is taken in, or read and sent on.
         both = np.maximum(read, np.minimum(read, send) + take)
         return np.maximum(np.where(both < floor.common * (1 - _ROUNDING), 0.0, room), 0.0)
@@ -317,6 +321,7 @@ class _Facts:
             alone=float(self.alone[chosen].min()),
             packed=float(self.packed[chosen].min()),
             inflow=float(np.maximum(self.inflow, self.alone)[chosen].min()),
+            shared=float(np.maximum(self.inflow - self.alone, 0.0)[chosen].min()),
             spread=int(self.spread[chosen].min()),
             common=float(self.common[chosen].min()),
             level=max(group.level for group in groups) if size > 1 else Level.NODE,

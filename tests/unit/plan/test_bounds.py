@@ -306,6 +306,62 @@ def test_no_plan_of_any_policy_is_below_the_bound(
         ).is_proven
 
 
+def fixed_node(index: int, gpus: tuple[Gpu, ...], *, disk: float, nic: float) -> Node:
+    return Node(
+        id=NodeId(f"n{index}"),
+        gpus=gpus,
+        memory_bytes=1 << 34,
+        pool_bytes=1 << 33,
+        disks=(Disk(name="d", bytes_per_s=disk * GB),),
+        nics=(Nic(name="n", bytes_per_s=nic * GB),),
+    )
+
+
+def fixed_gpus(*nvlink: int | None) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(index=i, memory_bytes=64 * MIB, free_bytes=20 * MIB, nvlink_group=group, numa=i // 2, pcie_bytes_per_s=GB)
+        for i, group in enumerate(nvlink)
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "parallel", "policy"),
+    [
+        # Two copies of a gang on one node, one over NVLink and one not: neither sends anything to another node.
+        (
+            (
+                fixed_node(0, fixed_gpus(None), disk=0.5, nic=0.3),
+                fixed_node(1, fixed_gpus(None, None, 0, 0), disk=1, nic=0.3),
+            ),
+            Parallel(tp=2, dp=2),
+            "best_fit",
+        ),
+        # Of what comes to a rank behind a slow network, a third is wanted by nobody else, and not sent on.
+        (
+            (
+                fixed_node(0, fixed_gpus(None, None), disk=3, nic=3),
+                fixed_node(1, fixed_gpus(None), disk=1, nic=0.3),
+                fixed_node(2, fixed_gpus(None), disk=1, nic=1),
+            ),
+            Parallel(tp=4),
+            "exact",
+        ),
+    ],
+)
+def test_plans_that_were_below_the_bound_once(nodes: tuple[Node, ...], parallel: Parallel, policy: str) -> None:
+    topology, demands = Topology(nodes=nodes), demands_of(layered(), parallel, LAYERS)
+    config = replace(SMALL, routing=RoutingConfig(force_pool=True))
+    plan = build_plan(layered(), demands, topology, config=config, placement=PLACEMENT[policy]())
+    model = CostModel(topology)
+    needs = plan.tables["ranks"]["arena_bytes"].to_pylist()
+
+    for together in ((), kept_together(plan, topology)):
+        least = lower_bound(
+            layered(), demands, model, rank_bytes=needs, chunk_bytes=MIB, direct=False, together=together
+        )
+        assert plan_bound(plan, model).seconds >= least.seconds * (1 - 1e-6)
+
+
 @settings(max_examples=60)
 @given(
     topology=hardware(),
