@@ -68,7 +68,7 @@ print(json.dumps([row["name"] for row in rows]))
 
 
 def seeds() -> list[int]:
-    begin, _, end = os.environ.get("FAULT_SEEDS", "0-1").partition("-")
+    begin, _, end = os.environ.get("FAULT_SEEDS", "0-2").partition("-")
     return list(range(int(begin), int(end or begin) + 1))
 
 
